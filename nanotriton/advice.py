@@ -45,21 +45,24 @@ class Advice:
         if numbers["scored"] == 1 or world.world_size == 1:
             return ""
         statuses = Counter(e.verdict.status for e in episodes)
-        about = ""
+        mine = None
         if episodes and not any(e.verdict.scored for e in episodes):
             status, share = commonest(statuses)
-            about = f"{socket.gethostname()}) has a reward: {share:.0%} are {status}"
-            about += quoted(Counter(e.verdict.message for e in episodes if e.verdict.status == status))
-        found = [(rank, line) for rank, line in enumerate(world.gather(about)) if line]
-        if not found:
+            message = quoted(Counter(e.verdict.message for e in episodes if e.verdict.status == status))
+            mine = socket.gethostname(), f"{share:.0%} are {status}{message}"
+        failing = [(rank, told) for rank, told in enumerate(world.gather(mine)) if told]
+        if not failing:
             return ""
-        rank, line = found[0]
+        rank, (host, why) = failing[0]
         key = f"rank {rank}"
         if key == self.said and step < self.step + AGAIN:
             return ""
         self.said, self.step = key, step
-        more = f" ({len(found)} ranks in all)" if len(found) > 1 else ""
-        return f"  no sample of rank {rank} ({line}{more}; the others train on; {PAGE} says what to look at"
+        more = f" ({len(failing)} ranks in all)" if len(failing) > 1 else ""
+        return (
+            f"  no sample of rank {rank} ({host}) has a reward: {why}{more}; the others train on; "
+            f"{PAGE} says what to look at"
+        )
 
 
 def problem_of(numbers: dict, episodes: list[Episode], world: World) -> str:

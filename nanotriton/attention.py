@@ -174,7 +174,9 @@ class _PaddedGroups:
         self.rectangle = len(self.groups) == 1 and all(length == longest[0] for length, _ in spans)
         if self.rectangle:  # nothing to move
             return
-        take, back, at = [], torch.empty(bounds[-1] - bounds[0], dtype=torch.int64), 0
+        take = []
+        back = torch.empty(bounds[-1] - bounds[0], dtype=torch.int64)
+        at = 0
         for (length, start), m in zip(spans, longest, strict=True):
             take.append(start + torch.arange(m).clamp_(max=length - 1))
             back[start : start + length] = at + torch.arange(length)

@@ -20,6 +20,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,11 @@ class CheckpointError(RuntimeError):
     """A checkpoint that could not be written or read. The message is one line, fit for a user."""
 
 
+def rank_name(rank: int, ranks: int) -> str:
+    """How the names of a rank's files begin."""
+    return f"rank-{rank:03d}-of-{ranks:03d}"
+
+
 def attempt(work: Callable[[], None]) -> str | None:
     """Do it -> what the system said if it couldn't."""
     try:
@@ -69,6 +75,16 @@ class Writer(threading.Thread):
         self.trouble = attempt(self.work)
 
 
+@dataclass
+class Pending:
+    """A checkpoint that is being written, and is not the newest yet."""
+
+    writer: Writer
+    temporary: Path  # the folder that it is written to
+    final: Path  # the folder that it becomes
+    best: bool
+
+
 class Checkpointer:
     """Saves to and loads from `folder`, which every rank of `world` sees. Keeps the last `keep` and the best.
 
@@ -77,8 +93,8 @@ class Checkpointer:
 
     def __init__(self, folder: str | Path, world: World, keep: int = 2):
         self.folder, self.world, self.keep = Path(folder), world, keep
-        self.files = f"rank-{world.rank:03d}-of-{world.world_size:03d}"
-        self.pending: tuple[Writer, Path, Path, bool] | None = None
+        self.files = rank_name(world.rank, world.world_size)
+        self.pending: Pending | None = None
 
     def save(
         self,
@@ -110,7 +126,7 @@ class Checkpointer:
             row = {"step": step, "ranks": self.world.world_size, "optimizer": groups, "state": state}
             texts["state.json"] = json.dumps(row, indent=1)
         writer = Writer(lambda: self._write(temporary, named, texts))
-        self.pending = writer, temporary, final, best
+        self.pending = Pending(writer, temporary, final, best)
         if background:
             writer.start()
         else:
@@ -118,18 +134,20 @@ class Checkpointer:
             self.finish()
 
     def finish(self, wait: bool = True) -> None:
-        """Make the checkpoint that is being written the newest; with wait=False only if every rank has
-        written it."""
-        if self.pending is None:
+        """Make the checkpoint that is being written the newest.
+
+        With wait=False only if every rank has written it.
+        """
+        pending = self.pending
+        if pending is None:
             return
-        writer, temporary, final, best = self.pending
-        if not wait and any(self.world.gather(writer.is_alive())):
+        if not wait and any(self.world.gather(pending.writer.is_alive())):
             return
-        if writer.is_alive():
-            writer.join()
+        if pending.writer.is_alive():
+            pending.writer.join()
         self.pending = None
-        self._agree(writer.trouble, cleanup=temporary)
-        self._agree(attempt(lambda: self._commit(temporary, final, best)))
+        self._agree(pending.writer.trouble, cleanup=pending.temporary)
+        self._agree(attempt(lambda: self._commit(pending.temporary, pending.final, pending.best)))
 
     def _clear(self, temporary: Path) -> None:
         if self.world.is_main:
@@ -161,15 +179,16 @@ class Checkpointer:
 
     def _agree(self, trouble: str | None, cleanup: Path | None = None) -> None:
         """If something failed on one rank, fail on all with its line."""
-        many = self.world.world_size > 1
-        found = enumerate(self.world.gather(trouble and (trouble, socket.gethostname())))
-        troubles = [(f"rank {r} ({t[1]}): " if many else "") + t[0] for r, t in found if t]
-        if troubles:
-            if cleanup and self.world.is_main:
-                shutil.rmtree(cleanup, ignore_errors=True)
-            raise CheckpointError(
-                f"checkpoint not written, the previous one is whole: {self.folder}: {troubles[0]}"
-            )
+        if trouble and self.world.world_size > 1:
+            trouble = f"rank {self.world.rank} ({socket.gethostname()}): {trouble}"
+        troubles = [line for line in self.world.gather(trouble) if line]
+        if not troubles:
+            return
+        if cleanup and self.world.is_main:
+            shutil.rmtree(cleanup, ignore_errors=True)
+        raise CheckpointError(
+            f"checkpoint not written, the previous one is whole: {self.folder}: {troubles[0]}"
+        )
 
     def steps(self) -> list[Path]:
         """The complete checkpoints, oldest first."""
@@ -196,16 +215,14 @@ class Checkpointer:
         """
         try:
             row = json.loads((folder / "state.json").read_text())
+            names = [rank_name(rank, row["ranks"]) for rank in range(row["ranks"])]
             with ExitStack() as stack:
-                files = [
-                    stack.enter_context(
-                        safe_open(folder / f"rank-{r:03d}-of-{row['ranks']:03d}.safetensors", "pt")
-                    )
-                    for r in range(row["ranks"])
-                ]
+                files = []
+                for name in names:
+                    files.append(stack.enter_context(safe_open(folder / f"{name}.safetensors", "pt")))
                 fill(model, optimizer, files)
-            twin = self.world.rank % row["ranks"]
-            states = json.loads((folder / f"rank-{twin:03d}-of-{row['ranks']:03d}.json").read_text())
+            twin = names[self.world.rank % len(names)]
+            states = json.loads((folder / f"{twin}.json").read_text())
         except (OSError, ValueError, KeyError, SafetensorError) as error:
             raise CheckpointError(
                 f"{folder} can't be read ({error}); delete it to continue from the one before"
@@ -217,7 +234,6 @@ class Checkpointer:
 
 
 # ---- parameters and moments by name
-# ----------------------------------------------------------------------------------
 def tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
     """(name, this rank's part) of every parameter that is trained, and of what the optimizer keeps for it."""
     for module in model.modules():
@@ -235,6 +251,7 @@ def trained(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def local(x: Tensor) -> Tensor:
+    """This rank's part of a tensor."""
     return (x.to_local() if isinstance(x, DTensor) else x).detach()
 
 
@@ -249,9 +266,11 @@ def fill(model: nn.Module, optimizer: torch.optim.Optimizer, files: list[Any]) -
     group_of = {p: group for group in optimizer.param_groups for p in group["params"]}
     for name, p in names.items():
         copy_rows(p, f"model.{name}", files)
-        keys = [
-            s.split(".", 1)[0] for s in saved if s.split(".", 1)[1] == name and not s.startswith("model.")
-        ]
+        keys = []  # what the optimizer keeps for this parameter
+        for tensor in saved:
+            key, of = tensor.split(".", 1)
+            if of == name and key != "model":
+                keys.append(key)
         empty = optimizer.empty_state(p) if keys and hasattr(optimizer, "empty_state") else {}
         for key in keys:
             if key == "step":  # a scalar, the same on every rank; the fused kernel wants it on the device
@@ -262,13 +281,22 @@ def fill(model: nn.Module, optimizer: torch.optim.Optimizer, files: list[Any]) -
                 copy_rows(optimizer.state[p][key], f"{key}.{name}", files)
 
 
+def shard_rows(rows: int, rank: int, world: int) -> tuple[int, int]:
+    """The rows, start and stop, that `rank` of `world` holds under FSDP2's Shard(0): torch.chunk's rule.
+
+    >>> shard_rows(5, 1, 2)
+    (3, 5)
+    """
+    size = -(-rows // world)
+    return min(rank * size, rows), min((rank + 1) * size, rows)
+
+
 def copy_rows(x: Tensor, name: str, files: list[Any]) -> None:
     """Fill x, or this rank's rows of it, from the rows that the files hold, one file after the other."""
     mine, start = local(x), 0
     if isinstance(x, DTensor):
-        rows = -(-x.shape[0] // x.device_mesh.size())  # FSDP's cut: equal, the last ones shorter or empty
-        start = x.device_mesh.get_local_rank() * rows
-    at = 0
+        start, _ = shard_rows(x.shape[0], x.device_mesh.get_local_rank(), x.device_mesh.size())
+    at = 0  # the row at which a file's part begins
     for file in files:
         part = file.get_slice(name)
         height = part.get_shape()[0]
@@ -281,10 +309,12 @@ def copy_rows(x: Tensor, name: str, files: list[Any]) -> None:
 
 
 # ---- files
-# -----------------------------------------------------------------------------------------------------------
 def write_tensors(path: Path, named: dict[str, Tensor]) -> None:
-    """A safetensors file, a tensor at a time (no second copy of them in memory), on the disk when this
-    returns. OSError where it can't be written, which safetensors' own writer tells in another way."""
+    """Write a safetensors file a tensor at a time, so that memory holds no second copy of all of them.
+
+    It is on the disk when this returns. OSError where it can't be written; safetensors' own writer raises
+    another error there.
+    """
     header, at = {"__metadata__": {"format": "pt"}}, 0
     for name, x in named.items():
         size = x.numel() * x.element_size()
@@ -324,7 +354,6 @@ def remove(folder: Path) -> None:
 
 
 # ---- random states
-# ---------------------------------------------------------------------------------------------------
 def random_states() -> dict[str, Any]:
     """The states of Python's, NumPy's, torch's and this process's CUDA generator, as JSON types."""
     kind, keys, *rest = np.random.get_state()
@@ -337,6 +366,7 @@ def random_states() -> dict[str, Any]:
 
 
 def set_random_states(states: dict[str, Any]) -> None:
+    """Put the generators where random_states() found them."""
     version, internal, gauss = states["python"]
     random.setstate((version, tuple(internal), gauss))
     kind, keys, *rest = states["numpy"]

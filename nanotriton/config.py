@@ -68,7 +68,10 @@ class Options:
         values = flat(self)
         for name, choices in self.presets.items():
             chosen = values[name]
-            for option, value in (choices.get(chosen) or (choices.get("*", {}) if chosen else {})).items():
+            preset = choices.get(chosen, {})
+            if chosen and not preset:
+                preset = choices.get("*", {})
+            for option, value in preset.items():
                 if option not in given:
                     self._set(option, value)
 
@@ -165,13 +168,12 @@ def unwrap(kind: Any) -> tuple[Any, list[str], bool]:
         if typing.get_origin(kind) is typing.Annotated:
             kind, *more = typing.get_args(kind)
             limits += more
-        elif typing.get_origin(kind) in (types.UnionType, typing.Union) and type(None) in typing.get_args(
-            kind
-        ):
-            kind = next(a for a in typing.get_args(kind) if a is not type(None))
-            optional = True
-        else:
+            continue
+        union = typing.get_origin(kind) in (types.UnionType, typing.Union)
+        if not union or type(None) not in typing.get_args(kind):
             return kind, limits, optional
+        kind = next(a for a in typing.get_args(kind) if a is not type(None))
+        optional = True
 
 
 def is_group(f: dataclasses.Field) -> bool:
@@ -191,6 +193,7 @@ def options(cls: type) -> dict[str, dataclasses.Field]:
 
 
 def default(f: dataclasses.Field) -> Any:
+    """The value of a field that is not given."""
     return f.default if f.default is not dataclasses.MISSING else f.default_factory()
 
 
@@ -276,6 +279,7 @@ def convert(flag: str, text: str, kind: Any) -> Any:
 
 
 def check(flag: str, value: Any, limits: list[str]) -> Any:
+    """The value, or ConfigError where it is beyond a limit such as "> 0"."""
     for limit in limits:
         sign, bound = limit.split()
         if value is not None and not COMPARE[sign](value, float(bound)):
@@ -284,6 +288,7 @@ def check(flag: str, value: Any, limits: list[str]) -> Any:
 
 
 def show(value: Any) -> str:
+    """A value as one types it."""
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 

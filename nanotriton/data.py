@@ -38,8 +38,7 @@ class Batch:
 def pack(sequences: Sequence[tuple[list[int], list[int]]]) -> Batch:
     """(prompt ids, completion ids) pairs -> one Batch. A prompt has at least one token.
 
-    pack([([5, 6], [7, 8])]) has ids [5, 6, 7, 8], where [1, 2], targets [7, 8]: token 7 is predicted at place
-    1.
+    pack([([5, 6], [7, 8])]) has ids [5, 6, 7, 8], where [1, 2] and targets [7, 8]: place 1 predicts token 7.
     """
     ids, positions = [], []  # [T]
     where, targets, rows = [], [], []  # [N]

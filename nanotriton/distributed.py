@@ -153,7 +153,8 @@ def plan(
     if not memory and world.device.type != "cuda":
         return MemoryPlan()
     memory = memory or torch.cuda.get_device_properties(world.device).total_memory
-    layer, embedding = layer_parameters(config), config.vocab_size * config.hidden_size
+    layer = layer_parameters(config)
+    embedding = config.vocab_size * config.hidden_size
     layers = config.num_hidden_layers * layer
     parameters = layers + embedding * (1 if config.tie_word_embeddings else 2)
     sharded = world.world_size > 1

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from nanotriton import vmm
+from nanotriton.config import ConfigError
 from nanotriton.kernels.place import place
 
 
@@ -47,6 +48,10 @@ class PagePool:
         self.available += len(ids)
 
 
+class NoRoom(ConfigError, MemoryError):
+    """The KV memory is too small for what shall be sampled. One line, fit for a user."""
+
+
 class KVCache:
     """Keys and values of every layer: `data` [layers, 2, pages + 1, kv_heads, page_size, head_dim].
 
@@ -74,15 +79,15 @@ class KVCache:
     def allocate(self, budget: int) -> None:
         """Take at most `budget` bytes, which settles how many pages there are.
 
-        MemoryError if the budget holds less than two, the scratch page included, or if so much isn't free.
+        NoRoom if it holds less than two, the scratch page included; MemoryError if so much isn't free.
         """
         slack = vmm.GRANULE if self.device.type == "cuda" else 0
         self.pages = (budget - slack) // self.page_bytes - 1
         if self.pages < 1:
             least = 2 * self.page_bytes + slack
-            raise MemoryError(
+            raise NoRoom(
                 f"a KV budget of {budget / 2**20:.1f} MiB holds no page; "
-                f"at least {least / 2**20:.1f} MiB are needed"
+                f"at least {least / 2**20:.1f} MiB are needed (--kv-gib)"
             )
         self.memory = None
         self.resume()

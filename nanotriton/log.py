@@ -176,6 +176,7 @@ class Log:
             return [line for line in f if line.endswith(b"\n")]
 
     def append(self, name: str, rows: Iterable[dict]) -> None:
+        """Add rows to a .jsonl file of the run."""
         if self.main:
             with open(self.folder / name, "a", encoding="utf-8") as f:
                 f.write("".join(json.dumps(row) + "\n" for row in rows))
@@ -199,8 +200,9 @@ class Log:
         self.append("metrics.jsonl", [row])
         self.trackers.step(row)
         if self.has_line(stage, step == of):
-            shown = (f"{k} {show(numbers[k])}" for k in show_keys if numbers.get(k) is not None)
-            self.say("  ".join(filter(None, [f"{stage} {step:>4}/{of}", note, *shown, show_times(seconds)])))
+            shown = [f"{k} {show(numbers[k])}" for k in show_keys if numbers.get(k) is not None]
+            words = [f"{stage} {step:>4}/{of}", note, *shown, show_times(seconds)]
+            self.say("  ".join(filter(None, words)))
         if time.monotonic() >= self.next_plot:
             self.plot()
 
@@ -218,9 +220,9 @@ class Log:
         return True
 
     def samples(self, rows: Iterable[dict]) -> None:
-        """Rows of {step, split, group, task, task_source, completion, verdict, reward, advantage,
-        finish_reason, tokens}, and `parts` where the reward has parts. Equal ones (of a small model two in
-        three are) are one, with their number as `count`.
+        """Append rows to samples.jsonl (Episode.row says what is in one).
+
+        Equal ones, of a small model two in three, become one with their number as `count`.
         """
         found: dict[str, dict] = {}
         for row in rows:
@@ -258,7 +260,8 @@ def smooth(values: list[float], weight: float = 0.9) -> list[float]:
     out, mean, scale = [], 0.0, 0.0
     for v in values:
         if not math.isnan(v):
-            mean, scale = weight * mean + (1 - weight) * v, weight * scale + (1 - weight)
+            mean = weight * mean + (1 - weight) * v
+            scale = weight * scale + (1 - weight)
         out.append(mean / scale if scale else math.nan)
     return out
 

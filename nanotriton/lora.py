@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from nanotriton.checkpoint import write_tensors
+from nanotriton.checkpoint import shard_rows, write_tensors
 from nanotriton.model import Linear, Transformer
 
 SCALE = 2.0  # s; PEFT calls rank * s "lora_alpha"
@@ -73,9 +73,8 @@ def init_adapters(model: nn.Module, seed: int) -> None:
         whole = torch.empty(module.lora_A.shape).uniform_(-bound, bound, generator=generator)
         if isinstance(module.lora_A, DTensor):
             mesh = module.lora_A.device_mesh
-            rows = whole.chunk(mesh.size())  # FSDP's cut
-            if mesh.get_local_rank() < len(rows):
-                module.lora_A.to_local().copy_(rows[mesh.get_local_rank()])
+            start, stop = shard_rows(len(whole), mesh.get_local_rank(), mesh.size())
+            module.lora_A.to_local().copy_(whole[start:stop])
             module.lora_B.to_local().zero_()
         else:
             module.lora_A.copy_(whole)

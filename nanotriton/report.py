@@ -122,11 +122,12 @@ def totals(episodes: list[Episode], world: World) -> dict[str, float]:
 def summary(run: Run, cfg: Any) -> dict:
     """The numbers of summary.json: success on held-out tasks before and after GRPO, sampled and greedy."""
     tests = [r for r in run.read() if r["stage"] == "grpo/test"]
-    out = {
-        f"{name}_{when}": row[key]
-        for when, row in zip(("before", "after"), [*tests[:1], *tests[1:][-1:]])  # a run may have grown
-        for name, key in (("heldout", "success"), ("heldout_se", "success_se"), ("greedy", "greedy"))
-    }
+    # a run may have grown, and has measured more than twice then: the last measurement counts
+    ends = [tests[0], tests[-1]] if len(tests) > 1 else tests
+    out = {}
+    for when, row in zip(("before", "after"), ends):
+        for name, key in (("heldout", "success"), ("heldout_se", "success_se"), ("greedy", "greedy")):
+            out[f"{name}_{when}"] = row[key]
     sft = run.folder / "sft" / "summary.json"
     seconds_sft = json.loads(sft.read_text())["seconds"] if sft.exists() else 0.0
     seconds = run.seconds()

@@ -347,7 +347,8 @@ class Sampler:
             if _context_key(sequence) in contexts:
                 continue
             group, done = sequence.group, sequence.sample.ids
-            prompt, tail = np.arange(len(group.request.prompt_ids)), np.arange(len(done))
+            prompt = np.arange(len(group.request.prompt_ids))
+            tail = np.arange(len(done))
             if sequence.fills_prompt:
                 prompt_pages = group.pages[prompt // self.page_size]
             else:

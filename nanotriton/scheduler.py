@@ -21,7 +21,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from nanotriton.kv_cache import PagePool
+from nanotriton.kv_cache import NoRoom, PagePool
 
 
 @dataclass
@@ -109,13 +109,13 @@ class Scheduler:
         self.top_p = np.ones(max_batch, dtype=np.float32)
 
     def add(self, index: int, request: Request, seeds: list[int]) -> list[Sequence]:
-        """Queue a request. ValueError if the cache could never hold one of its samples."""
+        """Queue a request. NoRoom if the cache could never hold one of its samples."""
         prompt, new = len(request.prompt_ids), request.max_tokens
         need = pages_for(prompt, self.page_size) + pages_for(new - 1, self.page_size)
         if need > len(self.pool.free):
-            raise ValueError(
+            raise NoRoom(
                 f"request {index}: {prompt} prompt and {new} new tokens need {need} pages of "
-                f"{self.page_size} tokens, the cache has {len(self.pool.free)}: raise kv_gib or kv_fraction"
+                f"{self.page_size} tokens, the cache has {len(self.pool.free)}: raise --kv-gib"
             )
         group = Group(request)
         sequences = [Sequence(group, Sample(index, i), seed) for i, seed in enumerate(seeds)]
@@ -136,7 +136,8 @@ class Scheduler:
             group, done = sequence.group, len(sequence.sample.ids)
             prompt = len(group.request.prompt_ids)
             prompt_pages = 0 if group.holders else pages_for(prompt, self.page_size)
-            need, cost = prompt_pages + pages_for(done, self.page_size), prompt + done
+            need = prompt_pages + pages_for(done, self.page_size)
+            cost = prompt + done
             if self.active and self.pool.available < need + len(self.active) + 1:
                 break
             if done == 0 and id(group) in fresh:
@@ -159,7 +160,8 @@ class Scheduler:
         group, request = sequence.group, sequence.group.request
         sequence.fills_prompt = group.holders == 0
         if sequence.fills_prompt:
-            group.pages, group.line = self.pool.take(prompt_pages, top=True), self.free_lines.pop()
+            group.pages = self.pool.take(prompt_pages, top=True)
+            group.line = self.free_lines.pop()
             self.prefix_table[group.line, :prompt_pages] = group.pages
         group.holders += 1
         sequence.slot = slot = self.sequences.index(None)

@@ -47,7 +47,9 @@ class Memory:
     def __init__(self, size: int, device: torch.device):
         torch.cuda.synchronize(device)  # the context exists
         self.cuda = ctypes.CDLL("libcuda.so.1")
-        self.size, self.device, self.held = -(-size // GRANULE) * GRANULE, device, False
+        self.size = -(-size // GRANULE) * GRANULE
+        self.device = device
+        self.held = False
         self.location = _Location(
             DEVICE, torch.cuda.current_device() if device.index is None else device.index
         )
@@ -87,7 +89,8 @@ class Memory:
         return handle
 
     def _map(self, handle: ctypes.c_uint64) -> None:
-        size, access = ctypes.c_size_t(self.size), _Access(self.location, READ_WRITE)
+        size = ctypes.c_size_t(self.size)
+        access = _Access(self.location, READ_WRITE)
         self._call("cuMemMap", self.address, size, ctypes.c_size_t(0), handle, ctypes.c_uint64(0))
         self.held = True
         self._call("cuMemSetAccess", self.address, size, ctypes.byref(access), ctypes.c_size_t(1))

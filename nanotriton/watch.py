@@ -54,7 +54,7 @@ def is_lost(error: BaseException) -> bool:
 
 
 class Watch(threading.Thread):
-    """What a rank knows of the others. See the top."""
+    """A rank's connection to the others, and what it knows of them. See the top."""
 
     def __init__(self) -> None:
         super().__init__(name="watch", daemon=True)
@@ -130,7 +130,8 @@ class Watch(threading.Thread):
     def fail_lost(self, line: str) -> None:
         """An operation of several ranks failed. The rank that is at fault may tell; a dead one can't."""
         if not self.wait_for("failure"):
-            silent = [r for r in list(self.counts) if r != self.world.rank and self.silence(r) > PATIENCE / 2]
+            others = [rank for rank in list(self.counts) if rank != self.world.rank]
+            silent = [rank for rank in others if self.silence(rank) > PATIENCE / 2]
             if silent:
                 line = self.name_of(silent[0]) + "it is gone: killed, perhaps for want of memory" + AGAIN
             if self.world.is_main or not self.wait_for("failure"):  # the first one looks, too
@@ -166,11 +167,13 @@ class Watch(threading.Thread):
         return True
 
     def name_of(self, rank: int) -> str:
+        """The beginning of a line about a rank."""
         return f"rank {rank} ({self.hosts[rank]}): "
 
     # ---- the thread: another one fails
 
     def run(self) -> None:
+        """The thread: give signs of life until this rank has ended, or the run has failed."""
         gone = 0.0  # seconds for which the store hasn't answered
         while not self.over.wait(BEAT):
             try:
@@ -196,6 +199,7 @@ class Watch(threading.Thread):
         return self.store.get("failure").decode() if self.store.check(["failure"]) else ""
 
     def count(self, rank: int) -> None:
+        """Note when a rank's number last grew."""
         now = time.monotonic()
         count = self.store.add(f"beat/{rank}", 0)
         if count != self.counts.get(rank, (-1, now))[0]:
@@ -233,4 +237,5 @@ def connection() -> dist.Store:
 
 
 def tell(line: str) -> None:
+    """Print an error, now."""
     print(f"error: {line}", file=sys.stderr, flush=True)

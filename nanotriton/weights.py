@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from nanotriton import lora
-from nanotriton.checkpoint import write_tensors
+from nanotriton.checkpoint import shard_rows, write_tensors
 from nanotriton.config import reason
 from nanotriton.model import Transformer
 from nanotriton.model_config import ModelConfig, ModelError
@@ -62,6 +62,7 @@ def find_folder(name: str | Path) -> Path:
     if path.is_dir():
         if not os.access(path, os.R_OK | os.X_OK):
             raise ModelError(f"{path}: cannot read: Permission denied")
+        check_no_run(path)
         return path
     is_id = re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", str(name)) and not path.parent.is_dir()
     if path.exists() or not is_id:
@@ -76,6 +77,18 @@ def find_folder(name: str | Path) -> Path:
         raise ModelError(
             f"{name}: no such folder, and the hub didn't give it: {type(error).__name__}: {reason}"
         ) from None
+
+
+def check_no_run(folder: Path) -> None:
+    """ModelError for a folder of train_grpo.py or train_sft.py in which a model is looked for, and is not."""
+    config = folder / "config.json"
+    if not config.is_file() and (folder / "state.json").is_file():
+        raise ModelError(f"{folder}: this is a checkpoint, for its run alone; a run's model is in its model/")
+    settings = read_json(config) if config.is_file() else {}
+    if "save_every" in settings and "model_type" not in settings:
+        model = folder / "model"
+        its = f"its model is {model}" if model.is_dir() else "it has no model yet: a run writes it at its end"
+        raise ModelError(f"{folder}: this is the folder of a run; {its}")
 
 
 def read_json(path: Path) -> dict:
@@ -101,10 +114,6 @@ def load_config(name: str | Path) -> ModelConfig:
     folder = find_folder(name)
     generation = folder / "generation_config.json"
     raw = read_json(folder / "config.json")
-    if "save_every" in raw and "model_type" not in raw:
-        model = folder / "model"
-        its = f"its model is {model}" if model.is_dir() else "it has no model yet: a run writes it at its end"
-        raise ModelError(f"{folder}: this is the folder of a run; {its}")
     try:
         return ModelConfig.from_hf(raw, read_json(generation) if generation.is_file() else None)
     except ModelError as error:
@@ -223,16 +232,6 @@ class WeightFiles:
     def read(self, name: str, start: int | None = None, stop: int | None = None) -> Tensor:
         file = self.where[name]
         return file.get_tensor(name) if start is None else file.get_slice(name)[start:stop]
-
-
-def shard_rows(rows: int, rank: int, world: int) -> tuple[int, int]:
-    """The rows, start and stop, that `rank` of `world` holds under FSDP2's Shard(0): torch.chunk's rule.
-
-    >>> shard_rows(5, 1, 2)
-    (3, 5)
-    """
-    size = -(-rows // world)
-    return min(rank * size, rows), min((rank + 1) * size, rows)
 
 
 def fill(model: Transformer, name: str | Path) -> None:

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from nanotriton.executor.judge.fairness import nudges
 from nanotriton.executor.judge.reference import Reference
 from nanotriton.executor.judge.values import FLOOR
 from tests.test_draws import accepted_by_many, refused, task
@@ -81,3 +82,13 @@ def test_angles_may_have_another_kernels_rounding():
     assert (embedding(1.0)(None, x) - wanted).abs().max() > 2 * FLOOR[torch.float32]
     accepted_by_many(reference, embedding(1.0))
     assert refused(reference, embedding(1.0001))
+
+
+@pytest.mark.parametrize("forward, share", [("x.float() / 3", 2e-5), ("torch.tanh(x.float() * 1e-6)", 0.4)])
+def test_a_nudge_moves_what_is_behind_a_cast(forward, share):
+    """By the floor, and where a function has few digits, by some roundings of 1."""
+    reference = Reference(task(f"return {forward}", "torch.randn(8, 75)"))
+    still = reference.exactly("plain", 5, 5)[0]
+    for nudge in nudges(reference.device, 5)[:2]:
+        moved = reference.exactly("plain", 5, 5, nudge=nudge)[0]
+        assert share / 3 < (moved / still - 1).abs().median() < share * 3

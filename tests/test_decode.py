@@ -138,7 +138,7 @@ def test_the_twin_reads_the_cache_in_place_when_it_is_dense():
     for spread in (False, True):
         made = make_case(sizes, prompts, tails, **shape, spread=spread)
         decode_attention_torch(*made)
-        assert isinstance(made[3].cache["twin"][1].ids, slice) != spread
+        assert isinstance(made[3].cache["twin"].tail.ids, slice) != spread
 
 
 def test_a_far_score_underflows_to_nothing():

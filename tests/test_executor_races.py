@@ -158,7 +158,7 @@ def test_a_full_disk_makes_no_candidate_suspect(monkeypatch, error, suspected):
 
     monkeypatch.setattr(judge, "resume", fail)
     with pytest.raises(type(error)):
-        judge.step(SimpleNamespace(job=SimpleNamespace(id=3), folder="", mode=None), None)
+        judge.step(worker.Running(SimpleNamespace(id=3), None, ""), None)
     job, due, _ = BEACON.unpack_from(judge.beacon)
     assert (job == 3 and due > 0) == suspected
 

@@ -19,6 +19,7 @@ from nanotriton.model_config import ModelError
 from nanotriton.run import Run, launch
 from nanotriton.tasks.bpe import train_tokenizer
 from nanotriton.tasks.prompt import of_text
+from nanotriton.tokenizer import Tokenizer
 from nanotriton.weights import load_config
 from nanotriton.world import World
 
@@ -155,8 +156,15 @@ def test_a_runs_folder_in_place_of_its_model_says_where_the_model_is(tmp_path, c
         told = mistake(capsys, *script, "--out", str(tmp_path), "--name", "b", "--model", str(run))
         assert f"{run}: this is the folder of a run; it has no model yet: a run writes it at its end" in told
     (run / "model").mkdir()
-    with pytest.raises(ModelError, match=f"this is the folder of a run; its model is {run}/model$"):
-        load_config(run)
+    for reads in (load_config, Tokenizer):
+        with pytest.raises(ModelError, match=f"this is the folder of a run; its model is {run}/model$"):
+            reads(run)
+    (checkpoint := run / "checkpoints" / "step-00000001").mkdir(parents=True)
+    (checkpoint / "state.json").write_text("{}")
+    with pytest.raises(
+        ModelError, match="this is a checkpoint, for its run alone; a run's model is in its m"
+    ):
+        load_config(checkpoint)
 
 
 def test_a_full_disk_is_one_line(capsys):

@@ -139,22 +139,19 @@ def conv(
 ) -> Node:
     batched(x, weight.rank - 2)
     rank = x.rank - 2
-    if padding in ("same", "valid"):
-        padding = (
-            0
-            if padding == "valid"
-            else tuple(
-                (int(d) * (k - 1)) // 2 for d, k in zip(per_dimension(dilation, rank), weight.shape[2:])
-            )
-        )
-        if any(k % 2 == 0 for k in weight.shape[2:]) and padding:
+    sizes = weight.shape[2:]
+    if padding == "valid":
+        padding = 0
+    elif padding == "same":
+        padding = tuple(int(d) * (k - 1) // 2 for d, k in zip(per_dimension(dilation, rank), sizes))
+        if any(k % 2 == 0 for k in sizes):
             raise Unfit("padding='same' of an even kernel")
     if getattr(module, "padding_mode", "zeros") != "zeros":
         raise Unfit("a convolution with padding that isn't zeros")
     stride, padding, dilation = (per_dimension(v, rank) for v in (stride, padding, dilation))
     out = [
         (n + 2 * p - d * (k - 1) - 1) // s + 1
-        for n, k, s, p, d in zip(x.shape[2:], weight.shape[2:], stride, padding, dilation)
+        for n, k, s, p, d in zip(x.shape[2:], sizes, stride, padding, dilation)
     ]
     y = b.anchor(
         "conv",

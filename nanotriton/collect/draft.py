@@ -118,7 +118,8 @@ class Draft:
         def rename(text: str) -> str:
             return with_layers(renamed(text, names), layers)
 
-        init, lines = [rename(line) for line in self.init], [rename(line) for line in plain]
+        init = [rename(line) for line in self.init]
+        lines = [rename(line) for line in plain]
         arguments = [names.get(n, n) for n in self.inputs]
         draws = {names.get(n, n): self.draw(renamed(text, names)) for n, text in self.inputs.items()}
         values = self.values(names, large)

@@ -329,7 +329,8 @@ def runs(source: str) -> bool:
     try:
         exec(compile(source, "<task>", "exec"), names)
         torch.manual_seed(0)
-        model, inputs = names["Model"](*names["get_init_inputs"]()), names["get_inputs"]()
+        model = names["Model"](*names["get_init_inputs"]())
+        inputs = names["get_inputs"]()
         with torch.no_grad():
             answers = [model(*inputs) for _ in itertools.repeat(None, 2)]
     except Exception:  # whatever a stranger's code raises: it does not run

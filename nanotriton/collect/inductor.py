@@ -50,7 +50,8 @@ def compiled(task: Task) -> str:
         with mock.patch.object(torch.jit, "script", lambda function, *args, **kwargs: function):
             exec(compile(task.source, f"<task {task.name}>", "exec"), names)
         torch.manual_seed(0)
-        model, inputs = names["Model"](*names["get_init_inputs"]()), list(names["get_inputs"]())
+        model = names["Model"](*names["get_init_inputs"]())
+        inputs = list(names["get_inputs"]())
         with torch.no_grad():
             kind = type(model(*inputs))
     except Exception as error:
@@ -80,7 +81,9 @@ class File:
     """Makes a file of Inductor's output code."""
 
     def __init__(self, task: Task, code: str, host: Host):
-        self.tree, self.file, self.host = ast.parse(code), ast.parse(task.source), host
+        self.tree = ast.parse(code)
+        self.file = ast.parse(task.source)
+        self.host = host
         self.cls = next(n for n in self.file.body if isinstance(n, ast.ClassDef) and n.name == "Model")
         host.kernels = {name: Kernel(name, *text) for name, text in kernel_texts(code, self.tree).items()}
         if not host.kernels:
@@ -96,9 +99,10 @@ class File:
         imports += ["from triton.language.extra import libdevice"] if "libdevice." in body else []
         needed = self.needed(text)
         rest = "\n".join([text, *needed])
-        others = [n for n in self.file.body if isinstance(n, ast.Import | ast.ImportFrom)]
-        others = [ast.unparse(n) for n in others if any(re.search(rf"\b{name}\b", rest) for name in bound(n))]
-        heads = list(dict.fromkeys([*imports, *others]))
+        for node in self.file.body:
+            if isinstance(node, ast.Import | ast.ImportFrom) and binds_one_of(node, rest):
+                imports.append(ast.unparse(node))
+        heads = list(dict.fromkeys(imports))
         return "\n\n\n".join(["\n".join(heads), body, *needed, text]) + "\n"
 
     def model(self, lines: list[str]) -> str:
@@ -176,6 +180,11 @@ def spelled(kernel: str, known: set[int]) -> str:
 def bound(node: ast.Import | ast.ImportFrom) -> list[str]:
     """The names that an import binds."""
     return [(a.asname or a.name).split(".")[0] for a in node.names]
+
+
+def binds_one_of(node: ast.Import | ast.ImportFrom, text: str) -> bool:
+    """Whether a text mentions a name that an import binds."""
+    return any(re.search(rf"\b{name}\b", text) for name in bound(node))
 
 
 def kernel_texts(code: str, tree: ast.Module) -> dict[str, tuple[str, str]]:

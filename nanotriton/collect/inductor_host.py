@@ -206,7 +206,8 @@ class Host:
             passed.append(self.count(size, step) if parameter.name == "n" else self.text(size))
         for block, size in kernel.constants().items():
             passed.append(f"{block}={size or self.block_of(self.expression(arguments['r0_numel']))}")
-        grid, counted = self.grid(step), self.count(self.sizes.expand(arguments["xnumel"]), step)
+        grid = self.grid(step)
+        counted = self.count(self.sizes.expand(arguments["xnumel"]), step)
         if "(" in counted and counted in passed and counted in grid:  # what is asked for twice has a name
             found.append(f"n = {counted}")
             passed[passed.index(counted)], grid = "n", grid.replace(counted, "n")
@@ -322,7 +323,8 @@ class Host:
             node = self.alias[node.id]
         if not isinstance(node, ast.Call) or not isinstance(node.args[0], ast.Name):
             return None
-        size, stride = self.sizes.expand(node.args[1]), self.sizes.expand(node.args[2])
+        size = self.sizes.expand(node.args[1])
+        stride = self.sizes.expand(node.args[2])
         plain = ast.unparse(node.args[3]) == "0" and self.is_contiguous(size, stride)
         if not plain or not self.is_contiguous(buffer.size, buffer.stride):
             return None

@@ -138,9 +138,11 @@ class Kernel:
         """The head of a loop over what is reduced."""
         size = ast.unparse(stands["r0_numel"])
         if self.form.kind == "lane":
-            loop.target, loop.iter = ast.Name("r0_index", ast.Store()), parsed(f"range(0, {size})")
+            loop.target = ast.Name("r0_index", ast.Store())
+            loop.iter = parsed(f"range(0, {size})")
             return
-        loop.target, loop.iter = ast.Name("start", ast.Store()), parsed(f"range(0, {size}, R0_BLOCK)")
+        loop.target = ast.Name("start", ast.Store())
+        loop.iter = parsed(f"range(0, {size}, R0_BLOCK)")
         first = f"r0_index = start + tl.arange(0, R0_BLOCK)\nr0_mask = r0_index < {size}"
         loop.body = [*ast.parse(first).body, *loop.body]
 
@@ -196,7 +198,8 @@ def spoken(lines: list[ast.stmt], kernel: "Kernel") -> list[ast.stmt]:
             found.append(line)
             continue
         targets = [ast.unparse(t) for t in line.targets[0].elts]
-        called, arguments = ast.unparse(line.value.func), [ast.unparse(a) for a in line.value.args]
+        called = ast.unparse(line.value.func)
+        arguments = [ast.unparse(a) for a in line.value.args]
         if called == "tl.associative_scan" and len(targets) == 1:
             found += ast.parse(f"{targets[0]} = {scan(arguments, kernel)}").body
         elif found_words := re.fullmatch(r"triton_helpers\.(max|min)(imum)?_with_index", called):

@@ -27,7 +27,8 @@ def tiles(function: ast.FunctionDef, stands: dict[str, ast.expr]) -> None:
     head += [f"xindex = tl.program_id({axes[1]}) * XBLOCK + tl.arange(0, XBLOCK)[None, :]"]
     head += ["zindex = tl.program_id(0)"] if batched else []
     function.body = [*ast.parse("\n".join(head)).body, *function.body]
-    loop.target, loop.iter = ast.Name("start", ast.Store()), parsed(f"range(0, {k}, R0_BLOCK)")
+    loop.target = ast.Name("start", ast.Store())
+    loop.iter = parsed(f"range(0, {k}, R0_BLOCK)")
     shared(loop)
     left, right = sides(loop)
     for line in loop.body:

@@ -118,7 +118,8 @@ def triplet(
 ) -> Node:
     if swap:
         raise Unfit("a triplet loss with swapped distances")
-    near, far = pairwise_distance(b, anchor, positive, p, eps), pairwise_distance(b, anchor, negative, p, eps)
+    near = pairwise_distance(b, anchor, positive, p, eps)
+    far = pairwise_distance(b, anchor, negative, p, eps)
     return reduced(b, b.map("triplet_margin", "tl.maximum({0} - {1} + {2}, 0)", near, far, margin), reduction)
 
 

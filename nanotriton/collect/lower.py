@@ -43,7 +43,8 @@ def nan_to_num(b: Builder, x: Node, nan=None, posinf=None, neginf=None, op="") -
     if x.dtype not in FLOATS:
         raise Unfit("nan_to_num of whole numbers")
     largest = NamedFloat(torch.finfo(x.dtype).max, f"torch.finfo({x.dtype}).max")
-    above, below = (largest if posinf is None else posinf), (largest if neginf is None else -neginf)
+    above = largest if posinf is None else posinf
+    below = largest if neginf is None else -neginf
     x = b.map("finite", 'tl.where({0} == float("inf"), {1}, {0})', x, above)
     x = b.map("finite", 'tl.where({0} == -float("inf"), -{1}, {0})', x, below)
     return b.map("nan_to_num", "tl.where({0} != {0}, {1}, {0})", x, nan or 0.0)
@@ -215,10 +216,10 @@ def batch_norm(
         if running_mean is not None:
             update_running(b, x.rank, average, variance, running_mean, running_var, momentum)
         return y
-    mean, var = per_channel(b, running_mean, x.rank), per_channel(b, running_var, x.rank)
-    return affine(
-        b, b.map("batch_norm", "({0} - {1}) * tl.rsqrt({2} + {3})", x, mean, var, eps), weight, bias
-    )
+    mean = per_channel(b, running_mean, x.rank)
+    var = per_channel(b, running_var, x.rank)
+    y = b.map("batch_norm", "({0} - {1}) * tl.rsqrt({2} + {3})", x, mean, var, eps)
+    return affine(b, y, weight, bias)
 
 
 def update_running(b: Builder, rank: int, mean, variance, running_mean, running_var, momentum) -> None:
@@ -262,14 +263,16 @@ def group_norm(b: Builder, x: Node, num_groups, weight=None, bias=None, eps=1e-5
         dims=["{0}.shape[0]", said, f"{{0}}.shape[1] // {said}", *rest],
     )
     ones = [1] * (x.rank - 2)
-    split = lambda w: (
-        None
-        if w is None
-        else b.view(w, [groups, channels // groups, *ones], f"{{0}}.view({said}, -1{', 1' * len(ones)})")
-    )
-    y = standardised(b, grouped, tuple(range(2, len(shape))), split(weight), split(bias), eps, "group_norm")[
-        0
-    ]
+
+    def split(vector: Node | None) -> Node | None:
+        """An element a channel, with a dimension for the groups too."""
+        if vector is None:
+            return None
+        text = f"{{0}}.view({said}, -1{', 1' * len(ones)})"
+        return b.view(vector, [groups, channels // groups, *ones], text)
+
+    dims = tuple(range(2, len(shape)))
+    y, _, _ = standardised(b, grouped, dims, split(weight), split(bias), eps, "group_norm")
     return b.view(y, x.shape, "{0}.flatten(1, 2)")
 
 

@@ -83,7 +83,8 @@ def find_modules(lines: list[dict], tasks: Iterable[Task]) -> dict[tuple[str, bo
     wanted = {(entry["module"], entry["route"] == "given") for entry in lines if "module" in entry}
     found: dict[tuple[str, bool], Task] = {}
     for task in tasks if wanted else ():
-        module, solved = task.meta.get("module") or digest(task.source), task.solution is not None
+        module = task.meta.get("module") or digest(task.source)
+        solved = task.solution is not None
         found[module, solved] = task
         wanted.discard((module, solved))
         if not wanted:

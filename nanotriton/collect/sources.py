@@ -151,7 +151,8 @@ def elements(source: str) -> int:
     try:
         with torch.device("meta"), torch.no_grad():
             exec(compile(source, "<task>", "exec"), names)
-            inputs, model = names["get_inputs"](), names["Model"](*names["get_init_inputs"]())
+            inputs = names["get_inputs"]()
+            model = names["Model"](*names["get_init_inputs"]())
             answer = model(*inputs)
     except Exception:  # whatever a stranger's code raises: it does not run
         return -1

@@ -311,7 +311,8 @@ class Pace:
     """When the next request may start: at most `per_minute`, and none while the server wants a pause."""
 
     def __init__(self, per_minute: float):
-        self.lock, self.gap = threading.Lock(), 60.0 / per_minute if per_minute else 0.0
+        self.lock = threading.Lock()
+        self.gap = 60.0 / per_minute if per_minute else 0.0
         self.next = self.not_before = 0.0
 
     def hold(self, seconds: float) -> None:

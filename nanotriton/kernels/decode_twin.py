@@ -43,6 +43,34 @@ class _Pages:
     most: int  # J, the pages of the unit that has most
 
 
+@dataclass
+class _Reads:
+    """What a batch of B rows and T tiles of R rows reads, the same in every layer."""
+
+    prefix: _Pages  # of the tiles
+    tail: _Pages  # of the rows
+    tile_rows: torch.Tensor  # [T * R] int64, the row in each place of the tiles; 0 where there is none
+    where: torch.Tensor  # [B] the place of each row
+    padding: torch.Tensor  # the rows that read nothing
+
+
+def _reads(batch: DecodeBatch, rows: int, page_size: int) -> _Reads:
+    """What this batch reads, found out once."""
+    if "twin" not in batch.cache:
+        tile_rows = batch.tile_rows.long()
+        where = torch.zeros(rows + 1, dtype=torch.long, device=tile_rows.device)
+        # -1 lands in the spare last entry
+        where[tile_rows.flatten()] = torch.arange(tile_rows.numel(), device=tile_rows.device)
+        batch.cache["twin"] = _Reads(
+            _list_pages(batch.prefix_table, batch.tile_group, batch.tile_len, page_size),
+            _list_pages(batch.tail_table, batch.slot, batch.tail_len, page_size),
+            tile_rows.clamp(min=0).flatten(),
+            where[:rows],
+            (batch.tail_len == 0).nonzero()[:, 0],
+        )
+    return batch.cache["twin"]
+
+
 def _list_pages(table: torch.Tensor, line: torch.Tensor, length: torch.Tensor, page_size: int) -> _Pages:
     """The pages of units that have these lines [U] of a page table, and lengths [U] in tokens."""
     units, device = len(line), table.device
@@ -53,13 +81,9 @@ def _list_pages(table: torch.Tensor, line: torch.Tensor, length: torch.Tensor, p
     pages = table.index_select(0, line)[:, :most].long()
     ids, owner, filled = pages[used], used.nonzero()[:, 0], left[used]
     if len(ids) == 0:
-        return _Pages(
-            ids,
-            owner,
-            torch.zeros(0, 1, 1, page_size, device=device),
-            torch.zeros(units, dtype=torch.long, device=device),
-            1,
-        )
+        mask = torch.zeros(0, 1, 1, page_size, device=device)
+        where = torch.zeros(units, dtype=torch.long, device=device)
+        return _Pages(ids, owner, mask, where, most=1)
     low, high = (int(x) for x in ids.aminmax())
     size = high + 1 - low
     # To read a stray page in place costs as much as a used one. To gather all costs about twice that again.
@@ -77,9 +101,8 @@ def _list_pages(table: torch.Tensor, line: torch.Tensor, length: torch.Tensor, p
 
 def _mask(filled: torch.Tensor, page_size: int) -> torch.Tensor:
     """What to add to the scores of pages with so many tokens in them: [N] -> [N, 1, 1, page_size]."""
-    return torch.where(torch.arange(page_size, device=filled.device) < filled[:, None], 0.0, MASKED)[
-        :, None, None
-    ]
+    inside = torch.arange(page_size, device=filled.device) < filled[:, None]  # [N, page_size]
+    return torch.where(inside, 0.0, MASKED)[:, None, None]
 
 
 def _padded(x: torch.Tensor, fill: float) -> torch.Tensor:
@@ -116,36 +139,22 @@ def decode_attention_torch(
     rows, heads, dim = q.shape
     kv_heads, page_size = k_cache.shape[1:3]
     share = heads // kv_heads
-    if "twin" not in batch.cache:
-        tile_rows = batch.tile_rows.long()
-        # where in the flattened tiles each row is
-        where = torch.zeros(rows + 1, dtype=torch.long, device=q.device)
-        # -1 lands in the spare last entry
-        where[tile_rows.flatten()] = torch.arange(tile_rows.numel(), device=q.device)
-        batch.cache["twin"] = (
-            _list_pages(batch.prefix_table, batch.tile_group, batch.tile_len, page_size),
-            _list_pages(batch.tail_table, batch.slot, batch.tail_len, page_size),
-            tile_rows.clamp(min=0).flatten(),
-            where[:rows],
-            (batch.tail_len == 0).nonzero()[:, 0],
-        )
-    prefix, tail, tile_rows, where, padding = batch.cache["twin"]
+    reads = _reads(batch, rows, page_size)
     scaled = (q.float() * dim**-0.5).view(rows, kv_heads, share, dim)
-    tiles = (
-        scaled.index_select(0, tile_rows).unflatten(0, batch.tile_rows.shape).transpose(1, 2).flatten(2, 3)
-    )
+    tiles = scaled.index_select(0, reads.tile_rows).unflatten(0, batch.tile_rows.shape)
+    tiles = tiles.transpose(1, 2).flatten(2, 3)  # [T, kv_heads, R * share, D]
 
     def by_row(x: torch.Tensor) -> torch.Tensor:
         """Results of tiles [T, J, kv_heads, R * share, ...] as those of rows [B, J, kv_heads, share, ...]."""
         x = x.unflatten(3, (-1, share)).movedim(3, 1)
-        return x.reshape(-1, *x.shape[2:]).index_select(0, where)
+        return x.reshape(-1, *x.shape[2:]).index_select(0, reads.where)
 
     parts = (
-        [by_row(x) for x in _attend_pages(tiles, k_cache, v_cache, prefix)],
-        _attend_pages(scaled, k_cache, v_cache, tail),
+        [by_row(x) for x in _attend_pages(tiles, k_cache, v_cache, reads.prefix)],
+        _attend_pages(scaled, k_cache, v_cache, reads.tail),
     )
     out, lse = (torch.cat(pair, dim=1) for pair in zip(*parts))  # [B, all pages, kv_heads, share, ...]
     out = (out * lse.softmax(1)[..., None]).sum(1)
-    if len(padding):
-        out[padding] = 0.0
+    if len(reads.padding):
+        out[reads.padding] = 0.0
     return out.view(rows, heads, dim).to(q.dtype)

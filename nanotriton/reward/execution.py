@@ -4,10 +4,9 @@ import math
 
 from nanotriton.verdict import Verdict
 
-# How far a failed candidate came, for the partial-credit option: 0 it is no code or it cheats, 1 only the
-# values are wrong.
-# Every status that a cheat can choose to end in (rules, too fast, edited inputs, stolen time or memory) is
-# worth nothing.
+# How far a failed candidate came, for --partial: 0 if it is no code or cheats, 1 if only its values
+# are wrong. Every status that a cheat can choose to end in (rules, too fast, edited inputs, stolen time or
+# memory) is worth nothing.
 PROGRESS = {
     "import_error": 0.2,
     "compile_error": 0.2,
@@ -24,13 +23,15 @@ PROGRESS = {
 
 
 def progress(verdict: Verdict) -> float:
-    """0 to 1: how far it got. 1 for correct and for wrong values alike, so scale it well below the reward of
-    being right."""
+    """How far a candidate got, from 0 to 1.
+
+    It is 1 for correct and for wrong values alike, so scale it well below the reward of being right.
+    """
     return 1.0 if verdict.correct else PROGRESS.get(verdict.status, 0.0)
 
 
 def speed(verdict: Verdict, slowest: float, fastest: float) -> float:
-    """0 to 1: where log(speedup) lies between those of `slowest` and `fastest`, and 0 if nothing was timed.
+    """Where log(speedup) lies between those of `slowest` and `fastest`, from 0 to 1; 0 if nothing was timed.
 
     The logarithm makes twice as fast worth the same from wherever it starts. What is slower than PyTorch is
     paid too, as a young model's kernels mostly are: paid from PyTorch's speed on, only 39 of 139 groups had

@@ -120,8 +120,7 @@ class ModelNew(nn.Module):
 
 
 def _init(parameters: list[str]) -> str:
-    """The constructor that makes these parameters, the same in Model and ModelNew; nothing if
-    there are none."""
+    """The constructor that makes these parameters, the same in Model and ModelNew; "" if there are none."""
     if not parameters:
         return ""
     lines = [f"        self.{p} = nn.Parameter(torch.randn({OPERANDS[p].shape}))\n" for p in parameters]
@@ -131,12 +130,14 @@ def _init(parameters: list[str]) -> str:
 def render(chain: list[tuple[Op, str]], sizes: dict[str, int], block: int) -> tuple[str, str]:
     """(task source, solution) of a chain of (operation, constant), at these sizes."""
     ops = [op for op, _ in chain]
-    tiled, reduced = ops[0].kind == "matmul", any(op.kind == "reduce" for op in ops)
-    used = [name for name in OPERANDS if any(op.operand == name for op in ops)]
+    tiled = ops[0].kind == "matmul"
+    reduced = any(op.kind == "reduce" for op in ops)
+    asked = {op.operand for op in ops}
+    used = [name for name in OPERANDS if name in asked]
     parameters = [name for name in used if OPERANDS[name].parameter]
-    inputs = ["x"] + ["w"] * tiled + [name for name in used if name not in parameters]
-    shapes = {"x": "rows, inner" if tiled else "rows, cols", "w": "inner, cols"}
-    draws = [f"torch.randn({shapes.get(name) or OPERANDS[name].shape})" for name in inputs]
+    matrices = {"x": "rows, inner", "w": "inner, cols"} if tiled else {"x": "rows, cols"}
+    inputs = [*matrices, *(name for name in used if name not in parameters)]
+    draws = [f"torch.randn({matrices.get(name) or OPERANDS[name].shape})" for name in inputs]
     both = {"init": _init(parameters), "inputs": ", ".join(inputs)}
 
     source = TASK.format(
@@ -146,17 +147,23 @@ def render(chain: list[tuple[Op, str]], sizes: dict[str, int], block: int) -> tu
         draws=", ".join(draws),
         init_inputs="cols" if parameters else "",
     )
-    loads = [f"{n} = {OPERANDS[n].tile_load if tiled else OPERANDS[n].row_load}".format(n) for n in used]
+    loads = []
+    for name in used:
+        load = OPERANDS[name].tile_load if tiled else OPERANDS[name].row_load
+        loads.append(f"{name} = {load}".format(name))
     lines = [line.format(c=c) for op, c in chain for line in op.triton]
-    index = "row" if reduced else "row * cols + col"
-    dense = "torch.empty(rows, cols, device=x.device)" if tiled else "torch.empty_like(x)"
+    if reduced:
+        out, store = "torch.empty(rows, device=x.device)", "tl.store(out_ptr + row, x)"
+    else:
+        out = "torch.empty(rows, cols, device=x.device)" if tiled else "torch.empty_like(x)"
+        store = "tl.store(out_ptr + row * cols + col, x, mask=mask)"
     solution = (TILE_SOLUTION if tiled else ROW_SOLUTION).format(
         **both,
         pointers=", ".join(f"{name}_ptr" for name in inputs + parameters),
         tensors=", ".join(inputs + [f"self.{name}" for name in parameters]),
         steps="\n    ".join(loads + lines),
-        store=f"tl.store(out_ptr + {index}, x)" if reduced else f"tl.store(out_ptr + {index}, x, mask=mask)",
-        out="torch.empty(rows, device=x.device)" if reduced else dense,
+        store=store,
+        out=out,
         block=block,
     )
     return source, solution
@@ -169,8 +176,10 @@ PROBES, ROWS, COLS, INNER = 5, 8, 41, 24  # sizes of the tensors that is_fair tr
 
 @cache
 def _probe(dtype: torch.dtype) -> dict:
-    """Names that an operation's text may use, with five sets of tensors at once (leading dimension of
-    each): as drawn, ten times as large, with heavy tails, shifted up by 4 and shifted down by 4."""
+    """Names that an operation's text may use, with five sets of tensors at once (the leading dimension).
+
+    They are as drawn, ten times as large, with heavy tails, shifted up by 4 and shifted down by 4.
+    """
     generator = torch.Generator().manual_seed(0)
 
     def draw(*shape):
@@ -230,8 +239,7 @@ def is_fair(chain: list[tuple[Op, str]]) -> bool:
 
 
 def split_of(names: list[str]) -> str | None:
-    """The split that a chain of these operations belongs to (module docstring); None if it mixes dev and test
-    pairs."""
+    """The split that these operations in a chain belong to. None: they mix dev and test pairs."""
     pairs = {(7 * INDEX[a] + INDEX[b]) % 15 for a, b in pairwise(names)}
     if pairs >= {0, 1}:
         return None
@@ -248,14 +256,9 @@ LENGTHS = (1, 2, 3, 4)
 LENGTH_SHARE = {"sft": (1, 3, 3, 2), "rl": (0, 3, 3, 2), "dev": (0, 3, 3, 2), "test": (0, 3, 3, 2)}
 
 
-def _group(op: Op) -> str:
-    return "operand" if op.operand else op.kind
-
-
-GROUPS = {
-    group: [op for op in OPS if _group(op) == group]
-    for group in ("map", "operand", "row", "reduce", "matmul")
-}
+GROUPS: dict[str, list[Op]] = {"map": [], "operand": [], "row": [], "reduce": [], "matmul": []}
+for _op in OPS:
+    GROUPS["operand" if _op.operand else _op.kind].append(_op)
 
 
 def _draw_chain(rng: random.Random, length: int) -> list[Op]:
@@ -268,7 +271,8 @@ def _draw_chain(rng: random.Random, length: int) -> list[Op]:
         if any(op.kind == "reduce" for op in chain):
             allowed = {"map"}
         groups = [group for group in KIND_SHARE if group in allowed]
-        op = rng.choice(GROUPS[rng.choices(groups, [KIND_SHARE[g] for g in groups])[0]])
+        (group,) = rng.choices(groups, [KIND_SHARE[group] for group in groups])
+        op = rng.choice(GROUPS[group])
         operands = {o.operand for o in (*chain, op) if o.operand}
         if op not in chain and len(operands) <= 2:
             chain.append(op)
@@ -294,26 +298,21 @@ def _draw_sizes(rng: random.Random, tiled: bool, size: str) -> dict[str, int]:
     def odd(low, high):
         return rng.randrange(low | 1, high, 2)
 
-    if size == "cpu":
-        return (
-            {n: odd(17, 48) for n in ("rows", "inner", "cols")}
-            if tiled
-            else {"rows": rng.randint(2, 8), "cols": odd(33, 100)}
-        )
-    return (
-        {n: odd(500, 2000) for n in ("rows", "inner", "cols")}
-        if tiled
-        else {"rows": odd(1000, 8000), "cols": odd(200, 1000)}
-    )
+    small = size == "cpu"
+    if tiled:
+        low, high = (17, 48) if small else (500, 2000)
+        return {name: odd(low, high) for name in ("rows", "inner", "cols")}
+    if small:
+        return {"rows": rng.randint(2, 8), "cols": odd(33, 100)}
+    return {"rows": odd(1000, 8000), "cols": odd(200, 1000)}
 
 
 def generate(split: str, n: int, seed: int, size: str = "cpu") -> list[Task]:
-    """n distinct tasks of a split ("sft", "rl", "dev", "test"), with their solutions; the same for the same
-    arguments.
+    """n distinct tasks of a split ("sft", "rl", "dev", "test"), with their solutions.
 
-    Size "cpu" keeps matrices under 100 a side and matmuls under 48; "gpu" is the same grammar on thousands a
-    side.
-    Task.meta holds the names and constants of the chain. Raises ValueError for an unknown split or size.
+    They are the same for the same arguments. Size "cpu" keeps matrices under 100 a side and matmuls under 48;
+    "gpu" is the same grammar on thousands a side. Task.meta holds the names and constants of the chain.
+    Raises ValueError for an unknown split or size.
     """
     if split not in SPLITS or size not in ("cpu", "gpu"):
         raise ValueError(

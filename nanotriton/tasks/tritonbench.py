@@ -273,7 +273,8 @@ def owners(row: dict, problems: list[Problem]) -> list[str]:
     """The problems that a row may belong to, by the surest sign that it has."""
     if isinstance(row.get("problem"), str):
         return [p.name for p in problems if p.name == row["problem"].removesuffix(".py")]
-    text, label = str(row.get("instruction") or row.get("prompt") or ""), str(row.get("label") or "").strip()
+    text = str(row.get("instruction") or row.get("prompt") or "")
+    label = str(row.get("label") or "").strip()
     by_instruction = [
         p.name for p in problems if any(i.strip() and i.strip() in text for i in p.instructions.values())
     ]

@@ -21,7 +21,8 @@ def emit(
         raise Unfit("an operator in the same kernel as attention")
     pq, pk, pv = (kernel.pointer(t, host[t]) for t in (q, k, v))
     po = kernel.pointer(Node("out", "out", (), (), q.dtype), outs[stage.stored[0]])
-    rows, keys = kernel.size("rows", f"{host[q]}.shape[2]"), kernel.size("keys", f"{host[k]}.shape[2]")
+    rows = kernel.size("rows", f"{host[q]}.shape[2]")
+    keys = kernel.size("keys", f"{host[k]}.shape[2]")
     width = kernel.size("width", f"{host[q]}.shape[3]")
     scale = (
         kernel.size("scale", f"{host[q]}.shape[3] ** -0.5")

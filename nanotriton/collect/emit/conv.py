@@ -69,7 +69,8 @@ def implicit_gemm(kernel: Kernel, stage: Stage, host, outs, texts: list[str]) ->
     ]
     space = Space(stage.full, groups, texts, kernel, "mask")
     px, pw = kernel.pointer(x, host[x]), kernel.pointer(w, host[w])
-    m, n = kernel.size("M", f"{texts[0]} * {space.length(pixels)}"), kernel.size("N", texts[1])
+    m = kernel.size("M", f"{texts[0]} * {space.length(pixels)}")
+    n = kernel.size("N", texts[1])
     channels = kernel.size("C", f"{host[x]}.shape[1]")
     p, sizes, outs_sizes, taps = pictures(kernel, stage, host, texts, letters)
     numbers = hyperparameters(kernel, stage, letters)
@@ -164,7 +165,8 @@ def direct(kernel: Kernel, stage: Stage, host, outs, texts: list[str]) -> None:
     kernel.taken |= {*letters, *("k" + i for i in letters), *("i" + i for i in letters)}
     px, pw = kernel.pointer(x, host[x]), kernel.pointer(w, host[w])
     attrs = stage.anchor.attrs
-    out_channels, channels = kernel.size("N", texts[1]), kernel.size("C", f"{host[x]}.shape[1]")
+    out_channels = kernel.size("N", texts[1])
+    channels = kernel.size("C", f"{host[x]}.shape[1]")
     outs_sizes = [kernel.size(f"O{i.upper()}", texts[j + 2]) for j, i in enumerate(letters)]
     sizes = [kernel.size(i.upper(), f"{host[x]}.shape[{j + 2}]") for j, i in enumerate(letters)]
     taps = [kernel.size(f"K{i.upper()}", t) for t, i in zip(attrs["names"]["taps"], letters)]

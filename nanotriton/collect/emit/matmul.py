@@ -26,7 +26,8 @@ def emit(
     groups = [Group(tuple(range(rank - 2)), "batch", "batches")] if batched else []
     rows = (rank - 2,) if batched else tuple(range(rank - 1))
     kernel.taken |= {"row", "col", "k", "mask", "batch", "acc", "start", "a", "b", *BLOCKS}
-    m, n = kernel.size("M", product([dim_texts[d] for d in rows])), kernel.size("N", dim_texts[-1])
+    m = kernel.size("M", product([dim_texts[d] for d in rows]))
+    n = kernel.size("N", dim_texts[-1])
     groups += [Group(rows, "row", "M", f"row < {m}"), Group((rank - 1,), "col", "N", f"col < {n}")]
     space = Space(stage.full, groups, dim_texts, kernel, "mask")
     inner = f"{host[a]}.shape[{a.rank - (2 if trans_a else 1)}]"

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from nanotriton.collect.emit import flat
 from nanotriton.collect.emit.conv import finish_flat
-from nanotriton.collect.emit.kernel import Kernel
+from nanotriton.collect.emit.kernel import Kernel, wrapped
 from nanotriton.collect.fuse import Stage
 from nanotriton.collect.ir import Node
 
@@ -42,19 +42,15 @@ def emit(
     outs_sizes = [kernel.size(f"O{i.upper()}", dim_texts[j + 2]) for j, i in enumerate(letters)]
     names = attrs["names"]
     taps = flat.received(kernel, names["kernel"], "K", [f"K{i.upper()}" for i in letters])
-    numbers = {
-        key: flat.received(kernel, given, key, [key[0] + i for i in letters])
-        for key, given in names.items()
-        if key != "kernel"
-    }
+    numbers = {}  # stride, padding and dilation -> their names in the kernel, by dimension
+    for key, given in names.items():
+        if key != "kernel":
+            numbers[key] = flat.received(kernel, given, key, [key[0] + i for i in letters])
     space = flat.start(kernel, stage, dim_texts, outs[stage.stored[0]])
     flat.coordinates(kernel, ["picture", *letters], outs_sizes)
     largest = attrs["kind"] == "max"
-    kernel.add(
-        'acc = tl.full([BLOCK], -float("inf"), dtype=tl.float32)'
-        if largest
-        else "acc = tl.zeros([BLOCK], dtype=tl.float32)"
-    )
+    nothing = 'tl.full([BLOCK], -float("inf"), dtype=tl.float32)'
+    kernel.add(f"acc = {nothing if largest else 'tl.zeros([BLOCK], dtype=tl.float32)'}")
     counting = not largest and not attrs["include_pad"]
     if counting:
         kernel.add("count = tl.zeros([BLOCK], dtype=tl.float32)")
@@ -65,16 +61,17 @@ def emit(
     window(kernel, letters, sizes, numbers)
     source = "picture"
     for i, size in zip(letters, sizes):
-        source = f"({source}) * {size} + i{i}" if source != "picture" else f"picture * {size} + i{i}"
+        source = f"{wrapped(source)} * {size} + i{i}"
     other = '-float("inf")' if largest else "0.0"
     kernel.add(f"value = tl.load({px} + {source}, mask=inside, other={other})")
     kernel.add("acc = tl.maximum(acc, value)" if largest else "acc += value")
     if counting:
         kernel.add("count += tl.where(inside, 1.0, 0.0)")
     kernel.lines = outer + ["    " * depth + line for line in kernel.lines]
-    if not largest:
-        area = " * ".join(taps)
-        kernel.add(f"acc = acc / {'count' if counting else area if depth == 1 else f'({area})'}")
+    if counting:
+        kernel.add("acc = acc / count")
+    elif not largest:
+        kernel.add(f"acc = acc / {wrapped(' * '.join(taps))}")
     finish_flat(kernel, stage, space, host, outs)
 
 

@@ -189,7 +189,8 @@ class Looped(Row):
             groups = [Group(before, "row", "rows"), Group(self.stage.dims, "col", "cols", "mask")]
         else:  # the reduced dimensions lie around the kept ones: one index counts them, and is taken apart
             kept = [d for d in range(len(self.stage.full)) if d not in self.stage.dims]
-            left, right = tuple(range(kept[0])), tuple(range(kept[-1] + 1, len(self.stage.full)))
+            left = tuple(range(kept[0]))
+            right = tuple(range(kept[-1] + 1, len(self.stage.full)))
             inner = self.kernel.size(
                 "inner", Space(self.stage.full, [], self.dim_texts, self.kernel).length(right)
             )

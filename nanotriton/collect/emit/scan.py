@@ -91,7 +91,9 @@ def scan_block(kernel: Kernel, body: Body, stage: Stage, x: str) -> None:
 
 
 def along_lanes(kernel: Kernel, stage: Stage, host, outs, texts: list[str]) -> None:
-    attrs, dim, rank = stage.anchor.attrs, stage.anchor.attrs["dim"], len(stage.full)
+    attrs = stage.anchor.attrs
+    dim = stage.anchor.attrs["dim"]
+    rank = len(stage.full)
     kernel.taken |= {"row", "lane", "k", "mask", "BLOCK", "acc"}
     before, after = tuple(range(dim)), tuple(range(dim + 1, rank))
     groups = [
@@ -100,7 +102,8 @@ def along_lanes(kernel: Kernel, stage: Stage, host, outs, texts: list[str]) -> N
         Group(after, "lane", "inner", "mask"),
     ]
     space = Space(stage.full, [g for g in groups if g.dims], texts, kernel, "mask")
-    inner, length = kernel.size("inner", space.length(after)), kernel.size("length", texts[dim])
+    inner = kernel.size("inner", space.length(after))
+    length = kernel.size("length", texts[dim])
     kernel.constant("BLOCK", "256")
     blocks = f"triton.cdiv({kernel.sizes[inner]}, 256)"
     kernel.grid = f"({space.length(before)}, {blocks})" if before else f"({blocks},)"

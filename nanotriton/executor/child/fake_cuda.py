@@ -127,7 +127,41 @@ def answers(card: Card) -> list[tuple[object, str, Any]]:
     return known + [found for module in modules if module for found in _refused(module, known)]
 
 
+# Names of torch.cuda, by what stands in their place. Those of NOTHING do nothing, and answer None.
+NOTHING = (
+    "set_device",
+    "empty_cache",
+    "manual_seed",
+    "manual_seed_all",
+    "seed",
+    "seed_all",
+    "init",
+    "_lazy_init",
+    "ipc_collect",
+    "reset_peak_memory_stats",
+    "reset_max_memory_allocated",
+    "reset_max_memory_cached",
+    "reset_accumulated_memory_stats",
+    "set_sync_debug_mode",
+    "set_per_process_memory_fraction",
+)
+GUARDS = ("device", "device_of", "_DeviceGuard")
+STREAMS = {
+    "Stream": streams.Stream,
+    "ExternalStream": streams.Stream,
+    "Event": streams.Event,
+    "stream": streams.stream_context,
+    "StreamContext": streams.stream_context,
+    "current_stream": streams.current_stream,
+    "default_stream": streams.default_stream,
+    "set_stream": streams.set_stream,
+    "synchronize": streams.synchronize,
+}
+GRAPHS = ("CUDAGraph", "graph", "make_graphed_callables")
+
+
 def _answers(card: Card) -> list[tuple[object, str, Any]]:
+    """[(owner, name, new value)] of everything that has an answer."""
     cuda = torch.cuda
     constants = {
         "is_available": True,
@@ -140,46 +174,16 @@ def _answers(card: Card) -> list[tuple[object, str, Any]]:
         "is_current_stream_capturing": False,
         "get_arch_list": [card.sm],
     }
-    nothing = (
-        "set_device",
-        "empty_cache",
-        "manual_seed",
-        "manual_seed_all",
-        "seed",
-        "seed_all",
-        "init",
-        "_lazy_init",
-        "ipc_collect",
-        "reset_peak_memory_stats",
-        "reset_max_memory_allocated",
-        "reset_max_memory_cached",
-        "reset_accumulated_memory_stats",
-        "set_sync_debug_mode",
-        "set_per_process_memory_fraction",
-    )
-    guards = ("device", "device_of", "_DeviceGuard")
-    stream_classes = {
-        "Stream": streams.Stream,
-        "ExternalStream": streams.Stream,
-        "Event": streams.Event,
-        "stream": streams.stream_context,
-        "StreamContext": streams.stream_context,
-        "current_stream": streams.current_stream,
-        "default_stream": streams.default_stream,
-        "set_stream": streams.set_stream,
-        "synchronize": streams.synchronize,
-    }
-    graphs = ("CUDAGraph", "graph", "make_graphed_callables")
     return [
         *fake_card.answers(card),
         *[(cuda, name, _answering(value)) for name, value in constants.items()],
-        *[(cuda, name, _answering(None)) for name in nothing if hasattr(cuda, name)],
+        *[(cuda, name, _answering(None)) for name in NOTHING if hasattr(cuda, name)],
         *[(cuda.nvtx, name, _answering(None)) for name in ("range_push", "range_pop", "mark")],
-        *[(cuda, name, streams.Guard) for name in guards],
-        *[(cuda, name, value) for name, value in stream_classes.items()],
+        *[(cuda, name, streams.Guard) for name in GUARDS],
+        *[(cuda, name, value) for name, value in STREAMS.items()],
         *_accelerator(),
         *_compilers(),
-        *[(cuda, name, _refuse("a CUDA graph")) for name in graphs],
+        *[(cuda, name, _refuse("a CUDA graph")) for name in GRAPHS],
         (torch.library, "wrap_triton", _unchanged),
         (torch._library.triton, "wrap_triton", _unchanged),
         (torch, "set_default_device", _set_default_device),

@@ -37,7 +37,9 @@ def describe(index: int = 0) -> Card:
 
     Raises OSError where there is no driver, DriverError where there is no such GPU.
     """
-    device, memory, name = ctypes.c_int(), ctypes.c_size_t(), ctypes.create_string_buffer(256)
+    device = ctypes.c_int()
+    memory = ctypes.c_size_t()
+    name = ctypes.create_string_buffer(256)
     driver.call("cuInit", 0)
     driver.call("cuDeviceGet", ctypes.byref(device), index)
     driver.call("cuDeviceGetName", name, len(name), device)

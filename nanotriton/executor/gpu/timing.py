@@ -108,7 +108,8 @@ class Stopwatch:
         """
         ready = [work if isinstance(work, Ready) else self.prepare(work) for work in works]
         times: list[list[float]] = [[] for _ in works]
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start = torch.cuda.Event(enable_timing=True)
+        end = torch.cuda.Event(enable_timing=True)
         start.record()
         while True:
             for work, found in zip(ready, times):
@@ -126,7 +127,8 @@ class Stopwatch:
         events = []
         for i in numbers:
             before(i)
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start = torch.cuda.Event(enable_timing=True)
+            end = torch.cuda.Event(enable_timing=True)
             self.flush.zero_()
             start.record()
             run()

@@ -32,6 +32,7 @@ class Answer:
     inputs: list | None
     precision: Precision = FULL
     seconds: float = 0.0  # that it took to compute
+    usual_inputs: bool = False  # drawn as the task draws
     # of outputs that something was compared with
     scales: dict[str, Scale] = field(default_factory=dict, repr=False)
     # of outputs of few values by name, if other draws were asked

@@ -264,7 +264,8 @@ def compare_inputs(
     for number, (changed, answer, numbers) in enumerate(
         zip(written, want.answers, want.written, strict=True), start=1
     ):
-        own, exact = tensors(answer.inputs or []), tensors(answer.inputs_exact or [])
+        own = tensors(answer.inputs or [])
+        exact = tensors(answer.inputs_exact or [])
         for i in sorted(numbers):
             if i not in changed:
                 raise Fault(

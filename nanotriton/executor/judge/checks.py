@@ -176,8 +176,11 @@ def small_values(output: Output) -> None:
 def small_slices(output: Output) -> None:
     """Nor is a quarter of a slice, which is all values with one index in one dimension.
 
-    It may be a column of scores beside columns of pixels, and too few values for `small_values`.
+    It may be a column of scores beside columns of pixels, and too few values for `small_values`. Slices that
+    stress makes small are let off: honest formulas have an absolute error there (2 * sigmoid(2 * x) - 1).
     """
+    if not output.answer.usual_inputs:
+        return
     shape = output.own.shape
     sizes = [output.own.numel() // n for n in shape]
     few = [16 + size / 4 for size in sizes]

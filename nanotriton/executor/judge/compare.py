@@ -53,7 +53,9 @@ def repeats(answer: Answer, own, exact) -> bool:
         return False
     if answer.exact is None or exact is None:
         return answer.exact is exact
-    dtypes, one, other = [t.dtype for t in tensors(answer.own)], tensors(answer.exact), tensors(exact)
+    dtypes = [t.dtype for t in tensors(answer.own)]
+    one = tensors(answer.exact)
+    other = tensors(exact)
     if not len(dtypes) == len(one) == len(other):
         return False
     for dtype, x, y in zip(dtypes, one, other, strict=True):

@@ -203,7 +203,9 @@ def forgiven(got, answer: Answer, found: Sensitivity):
 
     Integers are the reference's where they lie within their range, or chose among equals.
     """
-    exact, own, left = tensors(answer.exact), tensors(answer.own), iter(range(len(found.most)))
+    exact = tensors(answer.exact)
+    own = tensors(answer.own)
+    left = iter(range(len(found.most)))
 
     def nearer(g: torch.Tensor) -> torch.Tensor:
         i = next(left)

@@ -24,7 +24,8 @@ def find_modes(reference) -> tuple[bool, bool]:
     if not reference.on_host(reference.seed).training:
         return False, False
     try:
-        own, other = called_in_mode(reference, False), called_in_mode(reference, True)
+        own = called_in_mode(reference, False)
+        other = called_in_mode(reference, True)
     except Exception as error:
         log.debug("%s: in evaluation mode: %s", reference.task.name, error)
         return False, False

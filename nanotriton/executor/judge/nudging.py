@@ -93,7 +93,8 @@ class Nudging(Watching):
 
     def _round(self, t: torch.Tensor, func, dtype: torch.dtype) -> None:
         """Move a result by its own rounding, in place."""
-        statistic, absolute = func._schema.name in STATISTICS, few_digits(t, func._schema.name)
+        statistic = func._schema.name in STATISTICS
+        absolute = few_digits(t, func._schema.name)
         share = self.nudge(torch.ones_like(t, dtype=dtype)).sub_(1).div_(FLOOR.get(dtype, 0.3)).clamp_(-1, 1)
         size = torch.where(absolute, t.abs().clamp(min=1), t.abs())
         count = torch.where(absolute | statistic, MORE * UNIT32, ROUNDINGS * UNIT32)

@@ -108,6 +108,7 @@ class Reference:
 
         # what the examination finds: of its inputs
         self.kinds: frozenset[str] = frozenset(["plain"])  # draws.KINDS that it survives
+        self.bytes = 0  # of one draw and of the answer to it
         self.dtype: torch.dtype | None = None  # of all floats that it is given, if they have one in common
         self.drawn: list[int] = []  # numbers of the arguments that differ between two draws, floats
         self.late: dict[str, tuple[int, ...]] = {}  # kind -> those that it distorts once they are returned
@@ -426,7 +427,8 @@ class Reference:
             if self.device.type != "cpu":
                 self.drawn_inputs.forget()
         left = exact_inputs if keep_inputs else None
-        answer = Answer(own, exact, left, kept, self.precision, own_time() - begun)
+        seconds = own_time() - begun
+        answer = Answer(own, exact, left, kept, self.precision, seconds, usual_inputs=kind == "plain")
         if self.kept.active:
             fill_scales(answer)
         return answer

@@ -32,7 +32,9 @@ def script_mode(job, worker) -> Generator:
     with worker.stage("rules", job.timeout):
         check_rules(job)
     if worker.device == "cpu":
-        how, limits, options = "record", Limits(job.timeout, job.memory, output=ANSWER_BYTES), {}
+        how = "record"
+        limits = Limits(job.timeout, job.memory, output=ANSWER_BYTES)
+        options = {}
     else:
         how, (limits, options) = "run", confinement(job, ANSWER_BYTES)
     child = Spawn("script", {"how": how}, limits, (), options)

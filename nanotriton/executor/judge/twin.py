@@ -93,7 +93,7 @@ def widened(
         try:
             construct.seed_everything(seed)
             model = model.double()
-            with widening, nudging:
+            with nudging, widening:
                 answers = call_each(model, wide, train, mode)
         finally:
             torch.set_default_dtype(default)

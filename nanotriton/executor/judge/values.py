@@ -92,10 +92,10 @@ class Moments:
     `too_common` counts them.
     """
 
-    e: float
-    ee: float
-    eq: float
-    eeqq: float
+    e: float  # the sum of e
+    ee: float  # of e^2
+    eq: float  # of e q
+    eeqq: float  # of (e q)^2
 
     @staticmethod
     def of(error: torch.Tensor, q: torch.Tensor, floor: float) -> torch.Tensor:
@@ -123,9 +123,8 @@ class Scale:
     floor: float
     slack: float
     small: bool  # an output of so few values that they are compared one by one
-    coarse: (
-        bool  # a dtype whose rounding is large enough to hide a mistake in, and a float64 answer to see it by
-    )
+    # a dtype whose rounding is large enough to hide a mistake in, and a float64 answer to see it by
+    coarse: bool
     usual: Usual | None = None  # of a small output, if other draws were asked
 
     @property
@@ -152,6 +151,7 @@ def scale_of(
     precision: Precision = FULL,
     usual: Usual | None = None,
 ) -> Scale:
+    """What the errors of one output are measured by. masked: what is not finite is left out."""
     floor, slack = precision.floor(own.dtype), precision.slack(own.dtype)
     rms, clean = rms_of(own, exact, masked)
     if usual is not None:
@@ -221,13 +221,16 @@ def smallest_step(dtype: torch.dtype) -> float:
 
 @dataclass(frozen=True)
 class Errors:
-    """A candidate's, and the reference's beside them: numbers on the host."""
+    """A candidate's errors, and the reference's beside them: numbers on the host.
 
-    count: int
-    clean: float
+    The first five tell of the output and its reference alone (Scale.known).
+    """
+
+    count: int  # values
+    clean: float  # whether all are finite
     tolerance: float
-    nonzero: float
-    broken: float
+    nonzero: float  # how many are not 0
+    broken: float  # how many the reference itself has far off
     step: float  # what lies between two numbers that are not normal, over the RMS
     worst: float  # over the RMS
     # The worst error; NaN or infinite where a value is not finite and should be, or the other way round.
@@ -235,16 +238,16 @@ class Errors:
     coarse: float  # how many values are off by more than COARSE of themselves
     # Of a small output: the worst error of a value, over what is allowed for that value. Else 0.
     one_by_one: float
-    mine: Moments
-    own: Moments
-    qq: float
-    qqqq: float
+    mine: Moments  # the candidate's
+    own: Moments  # the reference's
+    qq: float  # the sum of q^2, with the q of Moments
+    qqqq: float  # and of q^4
 
 
 def measure(
     got: torch.Tensor, own: torch.Tensor, exact: torch.Tensor | None, scale: Scale, hurry: bool
 ) -> Errors:
-    """hurry: stop at the first piece with an error beyond the tolerance."""
+    """The errors of one output. hurry: stop at the first piece with an error beyond the tolerance."""
     parts = []
     for _, g, o, w, _ in chunks(got, own, exact, scale.masked):
         parts.append(measure_piece(g, o, w, own.dtype, exact is None, scale))

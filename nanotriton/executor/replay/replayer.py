@@ -25,11 +25,8 @@ __all__ = ["Replay", "ReplayError"]
 
 Place = tuple[torch.UntypedStorage, int]  # a storage of torch's, and the byte in it at which memory starts
 TUNING_RUNS = 2  # of a kernel before its first result. A tuner makes some hundred
-WORDS = {
-    2: torch.int16,
-    4: torch.int32,
-    8: torch.int64,
-}  # bytes of an element -> the integer dtype of its bits
+# bytes of an element -> the integer dtype of its bits
+WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Replay:
@@ -48,7 +45,7 @@ class Replay:
         known: dict[str, torch.Tensor] | None = None,
     ):
         if backend is None and torch.device(device).type != "cpu":
-            raise ValueError("a CUDA replay needs a arena.CudaBackend, which owns the arena")
+            raise ValueError("a CUDA replay needs an arena.CudaBackend, which owns the arena")
         self.plan = plan
         self.known = known or {}
         self.backend = backend or CpuBackend()

@@ -103,9 +103,8 @@ class Body:
         frame.v = self.template.copy()
         put(frame.v, self.f.args, args)
         parts = []
-        todo = [
-            (self.f.body[0].label, frame, np.arange(frame.n))
-        ]  # (block, programs, their numbers in `frame`)
+        # (label of a block, programs that come to it, their numbers in `frame`)
+        todo = [(self.f.body[0].label, frame, np.arange(frame.n))]
         while todo:
             label, part, index = todo.pop()
             _, run, end = self.blocks[label]

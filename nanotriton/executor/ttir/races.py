@@ -118,7 +118,8 @@ class History:
         units, who = self.log[0]
         order = np.argsort(unit, kind="stable")
         ranked = unit[order]
-        low, high = np.searchsorted(ranked, units, "left"), np.searchsorted(ranked, units, "right")
+        low = np.searchsorted(ranked, units, "left")
+        high = np.searchsorted(ranked, units, "right")
         bad = np.zeros(len(unit), bool)
         while (low < high).any():  # once for each time that the same unit is among the accesses
             entry = np.flatnonzero(low < high)
@@ -136,7 +137,9 @@ class Watched:
         self.buffer = buffer
         self.unit = size
         units = buffer.nbytes // size + 1
-        self.stores, self.loads, self.atomics = History(units, alike=True), History(units), History(units)
+        self.stores = History(units, alike=True)
+        self.loads = History(units)
+        self.atomics = History(units)
         self.narrow = History(units)  # those of the atomics that are of scope cta
 
     def histories(self) -> tuple[History, ...]:

@@ -25,12 +25,12 @@ def dot_scaled(op: Op) -> Step:
     check(3 <= len(op.operands) <= 5 and len(op.results) == 1, op)
     acc = op.rtypes[0]
     check(acc.elem == "f32" and op.otypes[-1] == acc and len(acc.shape) >= 2, op)
-    rest = list(zip(op.operands[:-1], op.otypes[:-1]))
-    (a, a_type) = rest.pop(0)
-    depth = a_type.shape[-1] * (2 if left == "e2m1" else 1)
-    a_scale = rest.pop(0)[0] if len(rest) > 1 and is_scale(rest[0][1], depth, acc.shape[-2]) else None
-    (b, b_type) = rest.pop(0)
-    b_scale = rest.pop(0)[0] if rest and is_scale(rest[0][1], depth, acc.shape[-1]) else None
+    rest = list(zip(op.operands[:-1], op.otypes[:-1]))  # (slot, type), as far as they are not taken yet
+    a, a_type = rest.pop(0)
+    depth = a_type.shape[-1] * (2 if left == "e2m1" else 1)  # K
+    a_scale = take_scale(rest, depth, acc.shape[-2], leave=1)
+    b, b_type = rest.pop(0)
+    b_scale = take_scale(rest, depth, acc.shape[-1], leave=0)
     check(not rest, op)
     packed = 2 if right == "e2m1" else 1
     check(a_type.elem == FORMATS[left] and b_type.elem == FORMATS[right], op)
@@ -51,8 +51,14 @@ def dot_scaled(op: Op) -> Step:
     return step
 
 
-def is_scale(kind: Type, depth: int, rows: int) -> bool:
-    return kind.elem == "i8" and kind.shape[-2:] == (rows, depth // GROUP)
+def take_scale(rest: list[tuple[int, Type]], depth: int, rows: int, leave: int) -> int | None:
+    """Take the next operand if it is a scale of so many rows -> its slot. leave: operands that must stay."""
+    if len(rest) <= leave:
+        return None
+    kind = rest[0][1]
+    if kind.elem != "i8" or kind.shape[-2:] != (rows, depth // GROUP):
+        return None
+    return rest.pop(0)[0]
 
 
 def numbers(x: np.ndarray, kind: str, axis: int) -> np.ndarray:
