@@ -16,7 +16,6 @@ import os
 import random
 import shutil
 import socket
-import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -31,17 +30,8 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from nanotriton.tensor_files import shard_rows, write_bytes, write_tensors
 from nanotriton.world import World
-
-DTYPES = {
-    torch.float32: "F32",
-    torch.bfloat16: "BF16",
-    torch.float16: "F16",
-    torch.float64: "F64",
-    torch.int64: "I64",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-}
 
 
 class CheckpointError(RuntimeError):
@@ -281,16 +271,6 @@ def fill(model: nn.Module, optimizer: torch.optim.Optimizer, files: list[Any]) -
                 copy_rows(optimizer.state[p][key], f"{key}.{name}", files)
 
 
-def shard_rows(rows: int, rank: int, world: int) -> tuple[int, int]:
-    """The rows, start and stop, that `rank` of `world` holds under FSDP2's Shard(0): torch.chunk's rule.
-
-    >>> shard_rows(5, 1, 2)
-    (3, 5)
-    """
-    size = -(-rows // world)
-    return min(rank * size, rows), min((rank + 1) * size, rows)
-
-
 def copy_rows(x: Tensor, name: str, files: list[Any]) -> None:
     """Fill x, or this rank's rows of it, from the rows that the files hold, one file after the other."""
     mine, start = local(x), 0
@@ -309,38 +289,6 @@ def copy_rows(x: Tensor, name: str, files: list[Any]) -> None:
 
 
 # ---- files
-def write_tensors(path: Path, named: dict[str, Tensor]) -> None:
-    """Write a safetensors file a tensor at a time, so that memory holds no second copy of all of them.
-
-    It is on the disk when this returns. OSError where it can't be written; safetensors' own writer raises
-    another error there.
-    """
-    header, at = {"__metadata__": {"format": "pt"}}, 0
-    for name, x in named.items():
-        size = x.numel() * x.element_size()
-        header[name] = {"dtype": DTYPES[x.dtype], "shape": list(x.shape), "data_offsets": [at, at + size]}
-        at += size
-    head = json.dumps(header).encode()
-    head += b" " * (-len(head) % 8)
-    try:
-        with open(path, "wb") as f:
-            f.write(struct.pack("<Q", len(head)) + head)
-            for x in named.values():
-                f.write(x.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-            f.flush()
-            os.fsync(f.fileno())
-    except OSError as error:
-        error.filename = str(path)  # which a failed write() does not tell
-        raise
-
-
-def write_bytes(path: Path, data: bytes) -> None:
-    with open(path, "wb") as f:
-        f.write(data)
-        f.flush()
-        os.fsync(f.fileno())
-
-
 def sync_folder(path: Path) -> None:
     """A rename or a new file is on the disk only when its folder is."""
     descriptor = os.open(path, os.O_RDONLY)

@@ -1,8 +1,8 @@
 """One completion of one prompt: to look at a model before or after it was trained.
 
-    python -m nanotriton.sampler MODEL --prompt TEXT | --raw TEXT | --prompt-ids 1,2,3
-                                 [--template JSON] [--max-tokens N] [--temperature T] [--seed S]
-                                 [--dtype fp32|bf16] [--json]
+    python -m nanotriton.complete MODEL --prompt TEXT | --raw TEXT | --prompt-ids 1,2,3
+                                  [--template JSON] [--max-tokens N] [--temperature T] [--seed S]
+                                  [--dtype fp32|bf16] [--json]
 
 `--prompt` is what a user says, with the model's chat template around it; `--raw` is continued as it stands.
 """
@@ -46,7 +46,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
     """The command line. What is wrong with it is said in one line, with exit status 2."""
-    parser = Parser(prog="python -m nanotriton.sampler", description=main.__doc__)
+    parser = Parser(prog="python -m nanotriton.complete", description=main.__doc__)
     parser.add_argument("model", help="a Hugging Face folder or hub id")
     prompt = parser.add_mutually_exclusive_group(required=True)
     prompt.add_argument("--prompt", help="what a user says: the model's chat template goes around it")

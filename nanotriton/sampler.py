@@ -5,7 +5,7 @@
         groups = sampler.generate([request], on_finish=reward_it_at_once)
         sampler.update_weights(trained.named_parameters())
 
-`python -m nanotriton.sampler MODEL --prompt TEXT` looks at a model (complete.py).
+`python -m nanotriton.complete MODEL --prompt TEXT` looks at a model.
 
 `Sampler.generate` is the one loop, on the host: admit and prefill, decode one token for everybody, hand out
 what is finished. The same code runs on a CPU and on a GPU. On a GPU a decode step is a CUDA graph, tokens
@@ -17,6 +17,7 @@ read scheduler.py (who runs, in which pages), kv_cache.py (the memory, and how a
 """
 
 import math
+import runpy
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -436,12 +437,5 @@ class Sampler:
         return tokens, logprobs
 
 
-def main(argv: list[str] | None = None) -> None:
-    """One completion of one prompt: the command is in complete.py, which imports this file."""
-    from nanotriton.complete import main
-
-    main(argv)
-
-
 if __name__ == "__main__":
-    main()
+    runpy.run_module("nanotriton.complete", run_name="__main__")  # the command that looks at a model

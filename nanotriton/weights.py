@@ -26,10 +26,10 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from nanotriton import lora
-from nanotriton.checkpoint import shard_rows, write_tensors
 from nanotriton.config import reason
 from nanotriton.model import Transformer
 from nanotriton.model_config import ModelConfig, ModelError
+from nanotriton.tensor_files import shard_rows, write_tensors
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"

@@ -18,10 +18,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from nanotriton import distributed, weights
 from nanotriton.attention import packed
-from nanotriton.checkpoint import shard_rows
 from nanotriton.model import Transformer
 from nanotriton.model_config import ModelConfig, ModelError
 from nanotriton.run import users
+from nanotriton.tensor_files import shard_rows
 from nanotriton.tokenizer import Tokenizer
 from nanotriton.weights import fill, load_config, load_model, save_model
 from nanotriton.world import World
