@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 
 from nanotriton.executor.judge import examination
 from nanotriton.executor.judge.computing import Computing, in_tf32
@@ -126,7 +127,7 @@ def get_init_inputs():
 def test_where_the_reference_works_in_tf32_a_candidate_may_too(monkeypatch, k, draw):
     """Its own TF32 cuts bits off here, as tensor cores do; a candidate's rounds them."""
     task = Task(f"short {k}", TF32_TASK.replace("{draw}", DRAWS[draw]).replace("{k}", str(k)))
-    monkeypatch.setattr(examination, "in_tf32", lambda called, device: True)
+    monkeypatch.setattr(examination, "in_tf32", lambda called, device: frozenset(["mm"]))
     short = Reference(task)
     trials = short.trials(b"secret", "candidate")
     assert len(trials) > 2  # its own errors are no breakdown
@@ -140,6 +141,50 @@ def test_where_the_reference_works_in_tf32_a_candidate_may_too(monkeypatch, k, d
         if draw == "signed" or wrong is not eighths:
             with pytest.raises(ValueFault):
                 judge(short, wrong)
+
+
+CONVOLUTION_TASK = """
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(16, 5, 3, stride=2, padding=1)
+
+    def forward(self, x):
+        return self.conv(x)
+
+
+def get_inputs():
+    return [torch.randn(2, 16, 11, 13)]
+
+
+def get_init_inputs():
+    return []
+"""
+
+
+def test_where_products_cancel_tf32_may_be_further_off(monkeypatch):
+    """A value of 20 among products of 12,000, which TF32 knows to a thousandth each: three of the secrets drew such."""
+    monkeypatch.setattr(examination, "in_tf32", lambda called, device: frozenset(["convolution"]))
+    reference = Reference(Task("convolution", CONVOLUTION_TASK))
+
+    def judged(secret, shorten) -> None:
+        def run(inputs, weights):
+            conv = reference.build(weights).conv
+            with torch.no_grad():
+                x, weight = shorten(inputs[0]), shorten(conv.weight)
+                return nn.functional.conv2d(x, weight, conv.bias, 2, 1), {}
+
+        for trial in reference.trials(secret, "x"):
+            judge_trial(reference, trial, run)
+
+    for secret in (b"s%d" % i for i in range(40)):
+        judged(secret, tf32)
+    with pytest.raises(ValueFault):
+        judged(b"secret", lambda x: x.bfloat16().float())
 
 
 def test_what_is_tf32_by_torchs_default(monkeypatch):

@@ -215,7 +215,8 @@ def test_nothing_grows_and_free_gives_memory_back(card_alone):
     sampler.free()
     training = torch.empty(int(0.9 * empty), dtype=torch.uint8, device="cuda")
     assert sampler.generate(greedy)[0][0].ids == first  # in a smaller cache, with graphs of its own
-    assert sampler.kv.data.nbytes < 0.1 * empty
+    if card_alone:
+        assert sampler.kv.data.nbytes < 0.1 * empty
     del training
     with pytest.raises(MemoryError, match="has not"):
         Sampler(model, kv_gib=1000)

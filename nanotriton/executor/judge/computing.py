@@ -123,15 +123,17 @@ def summed(name: str, args: tuple, reads: list[torch.Tensor], writes: list[torch
     return multiplied(name, reads)
 
 
-def in_tf32(called: set[str], device: torch.device) -> bool:
-    """Whether one of these calls multiplies fp32 numbers in TF32 on this device, as torch is set now.
+def in_tf32(called: set[str], device: torch.device) -> frozenset[str]:
+    """Those of these calls that multiply fp32 numbers in TF32 on this device, as torch is set now.
 
     By default convolutions on a GPU do, and nothing else does.
     """
-    if device.type != "cuda":
-        return False
-    found = bool(called & CONVOLUTIONS) and torch.backends.cudnn.allow_tf32
-    return found or (bool(called & PRODUCTS) and torch.get_float32_matmul_precision() != "highest")
+    found: set[str] = set()
+    if device.type == "cuda" and torch.backends.cudnn.allow_tf32:
+        found |= called & CONVOLUTIONS
+    if device.type == "cuda" and torch.get_float32_matmul_precision() != "highest":
+        found |= called & PRODUCTS
+    return frozenset(found)
 
 
 def nbytes(t: torch.Tensor) -> int:

@@ -140,7 +140,7 @@ class Examination:
         reference.facts, reference.called = seen.facts, seen.called
         reference.facts.rounds = bool(ROUNDS & seen.called)
         with reference.own("plain"):
-            reference.reduced = in_tf32(reference.called, reference.device)
+            reference.in_tf32 = in_tf32(reference.called, reference.device)
         reference.facts.contiguous = all(t.is_contiguous() for t in tensors(answer))
         reference.facts.fresh = [seen.fresh(t) for t in tensors(answer)]
 

@@ -25,7 +25,7 @@ from nanotriton.executor.judge.kinds import Trial
 from nanotriton.executor.judge.nudging import Nudge
 from nanotriton.executor.judge.reference import Reference
 from nanotriton.executor.judge.ties import Choices, Ordered, settled
-from nanotriton.executor.judge.values import FLOOR, SMALL, Usual
+from nanotriton.executor.judge.values import SMALL, Usual
 from nanotriton.plan.trees import leaves, mapped, tensors
 from nanotriton.verdict import Fault, ValueFault
 
@@ -159,7 +159,7 @@ def spread_of(
     found.high = [
         torch.maximum(numbers(o), numbers(x)) for o, x in zip(tensors(answer.own), exact, strict=True)
     ]
-    for nudge in nudges(reference.device, seed):
+    for nudge in nudges(reference.device, seed, reference.in_tf32):
         if (tree := moved(nudge)) is None:
             return None
         for i, (x, t) in enumerate(zip(exact, tensors(tree), strict=True)):
@@ -174,8 +174,8 @@ def numbers(t: torch.Tensor) -> torch.Tensor:
     return t.double() if not t.is_complex() else t.abs().double()
 
 
-def nudges(device, seed: int) -> list[Nudge]:
-    """Functions that move each element of a tensor by up to FLOOR of itself.
+def nudges(device, seed: int, tf32: frozenset[str] = frozenset()) -> list[Nudge]:
+    """What moves each element of a tensor by up to FLOOR of itself.
 
     First all by that much, then each its own way by that much, then each by a part of it. All go there and
     back: of two ways one crosses what lies near. An element that no way moves far would look as if nothing
@@ -183,19 +183,20 @@ def nudges(device, seed: int) -> list[Nudge]:
     """
     found: list[Nudge] = []
     for sign in (1, -1):
-        found.append(lambda t, sign=sign: t.double() * (1 + sign * FLOOR.get(t.dtype, 0.3)))
+        found.append(Nudge(partial(torch.full_like, fill_value=sign, dtype=torch.float64), tf32))
     for i in range(NUDGES):
         for sign in (1, -1):
             generator = torch.Generator(device).manual_seed(seed_from(seed, "nudge", i))
-            found.append(partial(nudged, sign=sign, generator=generator, whole=i == 0))
+            found.append(Nudge(partial(shares, sign=sign, generator=generator, whole=i == 0), tf32))
     return found
 
 
-def nudged(t: torch.Tensor, sign: int, generator: torch.Generator, whole: bool) -> torch.Tensor:
+def shares(t: torch.Tensor, sign: int, generator: torch.Generator, whole: bool) -> torch.Tensor:
+    """A number from -1 to 1 for each element; whole: one of the two."""
     share = torch.empty(t.shape, dtype=torch.float64, device=t.device).uniform_(-1, 1, generator=generator)
     if whole:
         share.sign_()
-    return share.mul_(sign * FLOOR.get(t.dtype, 0.3)).add_(1).mul_(t.double())
+    return share.mul_(sign)
 
 
 def forgiven(got, answer: Answer, found: Sensitivity):

@@ -10,9 +10,13 @@ It counts where numbers cancel: a layer norm of x + 1000 has no more digits than
 answers is 0 whatever x is. So every result moves by ROUNDINGS of fp32, and normalisations run in the steps
 that they consist of. A mean or a variance moves even where it comes out exactly, such as that of a row of
 equal numbers: another order of summation comes out beside it.
+
+A product that the reference makes in TF32 reads ten bits of its operands, so all of them move by as much, the
+weights too.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -25,7 +29,7 @@ from nanotriton.executor.judge.watching import Watching, is_view
 # Operators that put a number of the task's text into a tensor.
 PUTTING = frozenset(["masked_fill", "masked_fill_", "scalar_tensor", "full", "full_like", "fill", "fill_"])
 
-Nudge = Callable[[torch.Tensor], torch.Tensor]  # of a tensor in the task's dtype, to float64
+TF32_UNIT = 2.0**-10  # what cutting a number to TF32's bits moves it by at most, as a share of it
 ROUNDINGS, MORE = 2, 8  # what a result, and one of the operators below, moves by: so many times UNIT32
 # They have few digits near 0 where they are computed by exponentials, as 2 * sigmoid(2 * x) - 1, exp(x) - 1
 # and log(1 + exp(x)), on both sides of it or on one. expm1 and log1p are there for these digits.
@@ -46,6 +50,27 @@ NORMS = (
     "_native_batch_norm_legit.no_stats",
     "cudnn_batch_norm.default",
 )
+
+
+@dataclass(frozen=True)
+class Nudge:
+    """Moves numbers by up to what rounding may do.
+
+    shares: of a tensor's elements, how much of that each is moved by, from -1 to 1, in float64. tf32: names
+    of the operators that multiply in TF32.
+    """
+
+    shares: Callable[[torch.Tensor], torch.Tensor]
+    tf32: frozenset[str] = frozenset()
+
+    def __call__(self, t: torch.Tensor) -> torch.Tensor:
+        """A tensor in the task's dtype, to float64, each element by up to FLOOR of itself."""
+        return self.shares(t).mul_(FLOOR.get(t.dtype, 0.3)).add_(1).mul_(t.double())
+
+    def cut(self, t: torch.Tensor) -> torch.Tensor:
+        """An operand of a product in TF32, in float64: moved unless TF32 holds it."""
+        held = (t.float().view(torch.int32) & 0x1FFF == 0) & (t.float() == t)
+        return torch.where(held, t, self.shares(t).mul_(TF32_UNIT).add_(1).mul_(t))
 
 
 class Nudging(Watching):
@@ -75,34 +100,45 @@ class Nudging(Watching):
         if steps := steps_of_norms().get(func):
             with self:
                 return steps(*args, **kwargs)
-        dtype, moved = widest(dtypes), None
-        if may_round(func):  # before it runs, because it may write to its operands
-            moved = tree_map(self._operand, (args, kwargs))
-        out = func(*args, **kwargs)
-        made = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
-        if moved is not None and any(bool(rounded(t, dtype).any()) for t in made):
-            again = [t for t in tree_leaves(func(*moved[0], **moved[1])) if isinstance(t, torch.Tensor)]
-            for t, other in zip(made, again, strict=True):
-                t.copy_(torch.where(rounded(t, dtype), other, t))
-        for t in made:
+        dtype = widest(dtypes)
+        if dtype == torch.float32 and func.overloadpacket.__name__ in self.nudge.tf32:
+            args, kwargs = tree_map(self._cut, (args, kwargs))
+        out = self._run(func, args, kwargs, dtype)
+        for t in tensors_of(out):
             if t.is_floating_point():
                 self.dtypes[t] = dtype
                 if not is_view(func) and dtype != torch.float64:
                     self._round(t, func, dtype)
         return out
 
+    def _run(self, func, args: tuple, kwargs: dict, dtype: torch.dtype) -> object:
+        """What an operator returns; where that is rounded, of moved operands."""
+        moved = None
+        if may_round(func):  # before it runs, because it may write to its operands
+            moved = tree_map(self._operand, (args, kwargs))
+        out = func(*args, **kwargs)
+        made = tensors_of(out)
+        if moved is not None and any(bool(rounded(t, dtype).any()) for t in made):
+            again = tensors_of(func(*moved[0], **moved[1]))
+            for t, other in zip(made, again, strict=True):
+                t.copy_(torch.where(rounded(t, dtype), other, t))
+        return out
+
     def _round(self, t: torch.Tensor, func, dtype: torch.dtype) -> None:
         """Move a result by its own rounding, in place."""
         statistic = func._schema.name in STATISTICS
         absolute = few_digits(t, func._schema.name)
-        share = self.nudge(torch.ones_like(t, dtype=dtype)).sub_(1).div_(FLOOR.get(dtype, 0.3)).clamp_(-1, 1)
         size = torch.where(absolute, t.abs().clamp(min=1), t.abs())
         count = torch.where(absolute | statistic, MORE * UNIT32, ROUNDINGS * UNIT32)
-        step = share.mul_(count).mul_(size)
+        step = self.nudge.shares(t).mul_(count).mul_(size)
         t.add_(step if statistic else torch.where(absolute | rounded(t, torch.float32), step, 0.0))
 
     def _follows(self, value) -> bool:
         return isinstance(value, torch.Tensor) and value in self.dtypes
+
+    def _cut(self, value):
+        floats = isinstance(value, torch.Tensor) and value.dtype == torch.float64
+        return self.nudge.cut(value) if floats else value
 
     def _operand(self, value):
         if not isinstance(value, torch.Tensor):
@@ -138,6 +174,10 @@ def few_digits(t: torch.Tensor, name: str) -> torch.Tensor:
     if name in AROUND_ZERO:
         return t != 0
     return t < 0 if name in BELOW_ZERO else torch.zeros_like(t, dtype=torch.bool)
+
+
+def tensors_of(out) -> list[torch.Tensor]:
+    return [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
 
 
 def may_round(func) -> bool:

@@ -119,7 +119,7 @@ class Reference:
         self.facts = Facts()
         self.called: set[str] = set()  # the names of what it calls
         self.picky = False  # whether it calls operators that refuse some values
-        self.reduced = False  # whether it multiplies in TF32 on its device
+        self.in_tf32: frozenset[str] = frozenset()  # those of them that multiply in TF32 on its device
         self.faint: list[str | int] | None = None  # faint.find_faint, once it was asked
         # of its weights and of its state
         # buffers that construct.moved_constants moved; a candidate's of the same name are moved too
@@ -198,7 +198,7 @@ class Reference:
     @property
     def precision(self) -> Precision:
         """What its arithmetic earns a candidate, as far as it is known."""
-        return Precision(self.facts.length, self.reduced, "near_zero" in self.called)
+        return Precision(self.facts.length, bool(self.in_tf32), "near_zero" in self.called)
 
     @property
     def defaults(self) -> dict[str, str | bool]:
