@@ -4,16 +4,17 @@
     out = attend(layer, q, k, v)                     # q [T, H, D], k and v [T, Hkv, D] -> [T, H, D]
 
 data.py trains with it, and a sampler's prefill (sampler.py) attends with it. `select` chooses the backend.
-Backends, in order of preference: `flash2` (flash-attn), `flash4` (flash-attn-4), `varlen`
-(torch.nn.attention.varlen), `sdpa` (scaled_dot_product_attention). The first three are CUDA in half
-precision, for head sizes that are multiples of 8 up to WIDEST; `sdpa` is everything else.
+Backends, in order of preference: `flash4` (flash-attn-4) where it is at its best, on Hopper and later cards,
+`flash2` (flash-attn), `flash4` elsewhere, `varlen` (torch.nn.attention.varlen), `sdpa`
+(scaled_dot_product_attention). All but the last are CUDA in half precision, for head sizes that are multiples
+of 8 up to WIDEST; `sdpa` is everything else.
 """
 
 import functools
 import inspect
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 
 import torch
@@ -22,6 +23,7 @@ from torch import Tensor
 
 BACKENDS = ("flash2", "flash4", "varlen", "sdpa")
 WIDEST = {"flash2": 256, "flash4": 128, "varlen": 256}  # flash4 takes more on some cards and in some versions
+HOPPER = (9, 0)  # compute capability
 MAX_PADDING = 0.25  # sdpa pads a sequence to at most 1 / (1 - this) of its length
 
 
@@ -70,22 +72,32 @@ def select(
     kernel, reason = _load(backend)
     if kernel is None:
         raise RuntimeError(f"attention backend {backend} does not import: {reason}")
+    _say(backend)
     return kernel
 
 
 def _first(head_dim: int) -> Callable | None:
     """The kernel of the first backend that takes such heads and can be loaded."""
     reasons = []
-    for name in BACKENDS[:-1]:
+    for name in _preferred():
         if not _takes(name, head_dim):
             reasons.append(f"{name}: not for heads of {head_dim}")
             continue
         kernel, reason = _load(name)
         if kernel is not None:
+            _say(name, reasons)
             return kernel
         reasons.append(reason)
-    _say(f"attention: sdpa ({'; '.join(reasons)})")
+    _say("sdpa", reasons)
     return None
+
+
+def _preferred() -> list[str]:
+    """The backends but sdpa, the fastest on this card first."""
+    found = list(BACKENDS[:-1])
+    if torch.cuda.is_available() and torch.cuda.get_device_capability() >= HOPPER:
+        found.sort(key=lambda name: name != "flash4")
+    return found
 
 
 def _takes(backend: str, head_dim: int) -> bool:
@@ -99,14 +111,14 @@ def _load(backend: str) -> tuple[Callable | None, str]:
         kernel = LOADERS[backend]()
     except (ImportError, OSError, AttributeError) as error:  # not installed, or built for another torch
         return None, f"{backend}: {error}"
-    _say(f"attention: {backend}")
     return kernel, ""
 
 
-def _say(line: str) -> None:
-    """To stderr, once however many ranks there are."""
+def _say(backend: str, reasons: Iterable[str] = ()) -> None:
+    """Tell what is used, and why nothing better is: to stderr, once however many ranks there are."""
     if os.environ.get("RANK", "0") == "0":
-        print(line, file=sys.stderr)
+        why = f" ({'; '.join(reasons)})" if reasons else ""
+        print(f"attention: {backend}{why}", file=sys.stderr)
 
 
 def _load_flash2() -> Callable:

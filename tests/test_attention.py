@@ -101,7 +101,8 @@ def test_preference_and_its_one_line(monkeypatch, capsys):
     attention.select.cache_clear()
     monkeypatch.setattr(attention, "LOADERS", {"flash2": absent, "flash4": absent, "varlen": lambda: kernel})
     assert [attention.select("cuda", torch.bfloat16) for _ in range(3)] == [kernel] * 3
-    assert capsys.readouterr().err == "attention: varlen\n"
+    missing = "No module named 'flash_attn'"
+    assert capsys.readouterr().err == f"attention: varlen (flash2: {missing}; flash4: {missing})\n"
     monkeypatch.setattr(attention, "LOADERS", dict.fromkeys(attention.BACKENDS[:-1], absent))
     attention.select.cache_clear()
     assert attention.select("cuda", torch.bfloat16) is None
@@ -109,6 +110,18 @@ def test_preference_and_its_one_line(monkeypatch, capsys):
     with pytest.raises(RuntimeError, match="flash2 does not import: flash2: No module"):
         attention.select("cuda", torch.bfloat16, "flash2")
     assert attention.select("cuda", torch.float32) is None  # flash kernels have no fp32
+    attention.select.cache_clear()
+
+
+@pytest.mark.parametrize(("card", "first"), [((8, 0), "flash2"), ((9, 0), "flash4"), ((10, 3), "flash4")])
+def test_the_card_decides_which_of_two_flash_attentions_is_first(monkeypatch, capsys, card, first):
+    loaders = {name: lambda name=name: name for name in attention.BACKENDS[:-1]}
+    monkeypatch.setattr(attention, "LOADERS", loaders)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: card)
+    attention.select.cache_clear()
+    assert attention.select("cuda", torch.bfloat16) == first
+    assert capsys.readouterr().err == f"attention: {first}\n"
     attention.select.cache_clear()
 
 
