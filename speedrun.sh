@@ -9,7 +9,7 @@
 # KERNELBENCH: a clone of the benchmark.
 # Each command continues where it was stopped, so the script can be cut anywhere and started again.
 # docs/speedrun.md explains the numbers and keeps the records. MINUTES=10 ./speedrun.sh ... gives GRPO less time,
-# EPOCHS=7 gives SFT more.
+# EPOCHS=7 gives SFT more, GRPO="--temperature 1.3" adds to the arguments of train_grpo.py.
 set -euo pipefail
 data=$1
 kernelbench=$2
@@ -27,7 +27,7 @@ tasks=$(rows curriculum)
 python train_grpo.py --name grpo --out "$out" --model "$out/sft/model" --tasks "${tasks:-$(rows rl)}" --no-preflight \
     --lora 8 --lr 1.5e-4 --warmup 0.03 --min-lr 0.1 --kl 0.1 --steps 72 --minutes "${MINUTES:-16}" --ahead \
     --prompts 48 --group 16 --updates 2 --max-tokens 1536 --truncated mask --timeout 5 \
-    --micro-tokens 32768 --kv-gib 32
+    --micro-tokens 32768 --kv-gib 32 ${GRPO:-}
 
 # 3. What each model can do: held-out operators, compositions and shapes, and KernelBench.
 for name in base sft grpo; do
