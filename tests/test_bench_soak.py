@@ -129,11 +129,11 @@ def test_the_killer_finds_every_level():
         killer.executor, killer.rng, killer.hit = executor, random.Random(0), set()
         for wanted in ("zygote", "worker", "base"):
             assert executor.submit(task, f"{probe.CANDIDATE}# {wanted}\n").result().correct
-            alive = soak_watch.living(set(executor._groups))
+            alive = soak_watch.living(set(executor.supervisor.groups))
             before = {soak_watch.LEVELS[soak_watch.level(pid, alive)]: pid for pid in alive}
             assert sorted(before) == ["base", "worker", "zygote"] and killer.kill(wanted)
             assert executor.submit(task, f"{probe.CANDIDATE}# after {wanted}\n").result().correct
-            assert before[wanted] not in soak_watch.living(set(executor._groups))
+            assert before[wanted] not in soak_watch.living(set(executor.supervisor.groups))
 
 
 def test_usage_errors_exit_2(capsys):
