@@ -234,10 +234,10 @@ def update_policy(episodes: list[Episode], trainer: Trainer, clock: Clock, first
     stats = []
     if not regularized:
         # A group without spread has no gradient. Its logprobs count in statistics, which are of all samples.
-        dull = [row for row in rows if not row.episode.taught]
+        untaught = [row for row in rows if not row.episode.taught]
         rows = [row for row in rows if row.episode.taught]
-        if totals.tokens > totals.taught:  # if a rank has any, all go: scoring gathers their shards
-            for micro, logp, entropy in score_rows(dull, trainer):
+        if totals.tokens > totals.taught:  # some rank has such rows; then all ranks score, as FSDP wants
+            for micro, logp, entropy in score_rows(untaught, trainer):
                 stats.append(sample_stats(micro, logp, entropy, first))
         clock("logprobs")
 

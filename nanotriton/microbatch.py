@@ -92,7 +92,7 @@ def denominators(episodes: list[Episode], loss: str, max_tokens: int, world: Wor
     taught = torch.tensor([e.taught for e in episodes], dtype=torch.bool)[sequence]  # [N]
     every = torch.ones_like(taught)  # [N]
     counts = [
-        grpo.count(every if grpo.LOSSES[loss].dull_groups else taught, sequence, loss, max_tokens),
+        grpo.count(every if grpo.LOSSES[loss].counts_untaught else taught, sequence, loss, max_tokens),
         grpo.count(every, sequence, loss, max_tokens),
         taught.sum().double(),
         every.sum().double(),
