@@ -389,10 +389,9 @@ def lock(path: Path) -> IO:
     file = open(path, "a")  # noqa: SIM115
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise
-    except OSError:
-        pass
+    except OSError as error:  # of another kind where the disk knows no locks
+        if isinstance(error, BlockingIOError):
+            raise
     return file
 
 
