@@ -16,7 +16,7 @@ from nanotriton.executor.phases import Phases
 from nanotriton.executor.replay.replayer import ReplayError
 from nanotriton.executor.sandbox import clock, zygote
 from nanotriton.executor.sandbox.sandbox import Limits
-from nanotriton.executor.supervisor import room
+from nanotriton.executor.supervisor import workers_and_depth
 from nanotriton.verdict import Fault, Unrecordable
 
 
@@ -118,4 +118,4 @@ def test_the_fallback_is_for_policies_that_need_no_plan(policy, mode, goes_on):
 
 @pytest.mark.parametrize(("gib", "workers", "wanted"), [(139, 15, 15), (24, 15, 6), (24, 3, 3), (2, 15, 1)])
 def test_a_small_gpu_has_room_for_few_contexts(gib, workers, wanted):
-    assert room("cuda", workers, 3, replace(DEFAULT, total_memory=gib << 30)) == (wanted, 1)
+    assert workers_and_depth("cuda", workers, 3, replace(DEFAULT, total_memory=gib << 30)) == (wanted, 1)

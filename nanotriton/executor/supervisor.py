@@ -255,7 +255,7 @@ class Supervisor:
                 continue
             if flavour not in self.bases:
                 self._start(flavour)
-            count, depth = room(flavour, self.most_workers, self.depth, self.card)
+            count, depth = workers_and_depth(flavour, self.most_workers, self.depth, self.card)
             workers = [worker for worker in self.workers if worker.flavour == flavour]
             if self.bases[flavour].ready:
                 workers += self._more_workers(flavour, count - len(workers))
@@ -340,7 +340,7 @@ class Supervisor:
             worker.beacon.close()
 
 
-def room(flavour: str, most_workers: int, depth: int, card: Card) -> tuple[int, int]:
+def workers_and_depth(flavour: str, most_workers: int, depth: int, card: Card) -> tuple[int, int]:
     """(workers of a flavour, candidates that each has in flight).
 
     Few share a GPU: their children use the cores. most_workers, depth: as for Supervisor.

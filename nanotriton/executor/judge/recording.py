@@ -18,7 +18,7 @@ from nanotriton.executor.judge.runner import Runner
 from nanotriton.executor.sandbox.protocol import Ended
 from nanotriton.executor.sandbox.sandbox import Limits
 from nanotriton.plan.aten import check
-from nanotriton.plan.facts import shared_memory
+from nanotriton.plan.facts import answer_not_new
 from nanotriton.plan.plan import DTYPES, Plan, PlanError, malformed
 from nanotriton.plan.validate import check_follows
 from nanotriton.rules import rules
@@ -149,8 +149,8 @@ def check_plans(job: Job, reference: Reference, plans: list[Plan], another: int 
         raise Fault(
             "wrong_shape", f"the answer takes {size} bytes, the task's inputs and answer {reference.bytes}"
         )
-    if shared := shared_memory(first, reference.facts.fresh):
-        raise Fault("wrong_value", shared)
+    if not_new := answer_not_new(first, reference.facts.fresh):
+        raise Fault("wrong_value", not_new)
 
 
 def check_effects(job: Job, reference: Reference, left: object) -> None:

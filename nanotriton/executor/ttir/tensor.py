@@ -10,10 +10,10 @@ import numpy as np
 
 from . import access
 from .assembly import inline_asm
-from .hints import assume
 from .memory import OutOfBounds
 from .numbers import DTYPE, FLOATS, rounder, tf32
 from .ops import AssertionFailed, Step, check, elementwise, full, integers, need
+from .promises import assume
 from .scaled import dot_scaled
 from .types import Op, Type, Unsupported
 
