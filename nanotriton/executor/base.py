@@ -53,9 +53,9 @@ def _end(*_) -> None:
 def serve(control: socket.socket, flavour: str, card: dict, workers: set[int]) -> None:
     """Prepare, and then fork workers until the executor hangs up. workers: those that live are noted here."""
     from nanotriton.executor.common.card import Card
-    from nanotriton.executor.judge import worker
+    from nanotriton.executor.judge import start
 
-    worker.prepare(flavour, Card(**card))
+    start.prepare(flavour, Card(**card))
     gc.collect()
     forks.stop_counting_references()
     gc.freeze()  # keep the collector from touching (and so copying) the pages that all children share
@@ -65,7 +65,7 @@ def serve(control: socket.socket, flavour: str, card: dict, workers: set[int]) -
         request, fds = receive(control)
         if request is None:
             return
-        pid = _fork_worker(control, worker.main, request, fds)
+        pid = _fork_worker(control, start.main, request, fds)
         for fd in fds:
             os.close(fd)
         workers.difference_update([p for p in workers if os.waitpid(p, os.WNOHANG) != (0, 0)])

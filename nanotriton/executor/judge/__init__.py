@@ -13,6 +13,7 @@ a failure from a short list, or that a plan cannot express it, with one line of 
 Who may import it. `executor/base.py` may, to start a worker, and `executor/script.py`, for one path. It may
 import every other wing of the executor, `rules`, `plan` and `tasks`.
 
+    start.py        how a worker begins
     worker.py       the process: its loop, its stages and their limits
     job.py          a candidate on its way, the child that it waits for, and what a child's end means
     candidate.py    the spine: rules, recording, trials, timing, ablation
