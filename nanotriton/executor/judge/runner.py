@@ -8,10 +8,11 @@ import torch
 
 from nanotriton.executor.common.construct import seed_from
 from nanotriton.executor.judge.between import Training
-from nanotriton.executor.judge.calls import ANOTHER, Calls
+from nanotriton.executor.judge.calls import Calls
 from nanotriton.executor.judge.job import Job
 from nanotriton.executor.judge.kinds import Trial
 from nanotriton.executor.judge.reference import Reference
+from nanotriton.executor.judge.reference_calls import ANOTHER
 from nanotriton.executor.replay.backend import CpuBackend
 from nanotriton.executor.replay.poison import drawn
 from nanotriton.executor.replay.replayer import Replay, ReplayError, any_differ
