@@ -2,9 +2,9 @@
 
 This is trusted code; the untrusted part is in the wing child/.
 
-Each mode is a generator: it yields the children that it wants (`Spawn`), and is resumed with how each ended. A
-Fault that it raises is the verdict; without one the candidate is right. While one candidate waits for its child the worker goes on with another, so
-that all cores stay busy.
+Each mode is a generator: it yields the children that it wants (`Spawn`), and is resumed with how each ended.
+A Fault that it raises is the verdict; without one the candidate is right. While one candidate waits for its
+child the worker goes on with another, so that all cores stay busy.
 """
 
 import contextlib
