@@ -40,9 +40,8 @@ def unread() -> bool:
 def is_ours() -> bool:
     """Whether the program is one of this project's, and not somebody's that uses it as a library."""
     package = Path(__file__).resolve().parent
-    if sys.argv[:1] == [
-        "-m"
-    ]:  # the module of `python -m` is still being looked for; its name is there already
+    # the module of `python -m` is still being looked for; its name is there already
+    if sys.argv[:1] == ["-m"]:
         module = sys.orig_argv[-len(sys.argv)].removeprefix("-m")
         return module.split(".")[0] in (package.name, "bench")
     program = getattr(sys.modules["__main__"], "__file__", None)

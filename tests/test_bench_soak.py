@@ -152,9 +152,8 @@ def test_the_clocks_candidates_are_right_on_a_cpu():
         statuses = {name: future.result().status for name, future in futures.items()}
     assert len(set(sources.values())) == len(sources)
     assert statuses.pop("another stream") == "rule_violation"  # forward ends before its work is waited for
-    assert (
-        statuses.pop("cache by pointer") == "wrong_value"
-    )  # its second call gets other values at the same addresses
+    # its second call gets other values at the same addresses
+    assert statuses.pop("cache by pointer") == "wrong_value"
     assert statuses.pop("first calls, counted in Python") == "wrong_value"  # it counts a further call too
     # In a further call unwritten memory holds numbers, which may look like poison or not; and a tensor may be at
     # the address of one that is gone.

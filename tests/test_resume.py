@@ -131,9 +131,8 @@ def test_sft_grows_by_steps_or_by_epochs(tmp_path):
         with pytest.raises(config.ConfigError):
             check_settings(folder, was, was | refused, train_sft.Config, "epochs", "")
     with pytest.raises(config.ConfigError, match="--steps 0"):
-        check_settings(
-            folder, was, was | {"steps": 7}, train_sft.Config, "steps", ""
-        )  # from epochs to steps is no growth
+        # from epochs to steps is no growth
+        check_settings(folder, was, was | {"steps": 7}, train_sft.Config, "steps", "")
 
 
 @pytest.mark.parametrize(

@@ -263,15 +263,14 @@ def test_no_signal_by_owning_a_file(tmp_path):
     import struct
 
     parent = os.getpid()
+    # FS_IOC_SETFLAGS
     for attempt in (
         own_signal(fcntl.F_SETOWN, parent),
         own_signal(fcntl.F_SETOWN, -os.getpgrp()),
         own_signal(fcntl.F_SETSIG, 9),
         own_signal(15, struct.pack("ii", 1, parent)),  # F_SETOWN_EX
         lambda: fcntl.ioctl(os.pipe()[0], 0x8901, struct.pack("i", parent)),  # FIOSETOWN
-        lambda: fcntl.ioctl(
-            os.open("candidate.py", os.O_RDONLY), 0x40086602, struct.pack("l", 0)
-        ),  # FS_IOC_SETFLAGS
+        lambda: fcntl.ioctl(os.open("candidate.py", os.O_RDONLY), 0x40086602, struct.pack("l", 0)),
     ):
         assert confined(tmp_path, attempt) == "PermissionError"
 

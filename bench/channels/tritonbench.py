@@ -232,9 +232,10 @@ class TritonBench(BenchmarkRun):
         if not todo:
             return
         cfg = self.cfg
+        # its processes start while the scripts are read
         with Executor(
             "cuda", "replay", cfg.workers, "none", cfg.timeout, time=True, memory_gib=cfg.memory_gib
-        ) as executor:  # its processes start while the scripts are read
+        ) as executor:
             scripts, facts = self.read_scripts({p.name: p for p, _ in todo})
             futures = []
             for p, s in todo:

@@ -235,9 +235,8 @@ def pool(
     op="",
 ) -> Node:
     batched(x, int(op[-2]))
-    if op.startswith("avg") and isinstance(
-        dilation, bool
-    ):  # F.avg_pool takes ceil_mode where F.max_pool takes dilation
+    # F.avg_pool takes ceil_mode where F.max_pool takes dilation
+    if op.startswith("avg") and isinstance(dilation, bool):
         dilation, ceil_mode, count_include_pad = (
             1,
             dilation,

@@ -109,11 +109,12 @@ def pretend_h100() -> Iterator[None]:
         "_maybe_exchange_device": 0,
     }
     asked = {"get_device_properties": H100, "current_device": 0, "device_count": 1, "is_bf16_supported": True}
+    # these trace on a real device
     tracing = (
         ("fuse_attention", "_sfdp_init"),
         ("pad_mm", "_pad_mm_init"),
         ("misc_patterns", "_misc_patterns_init"),
-    )  # these trace on a real device
+    )
     constant = lambda value: lambda *args, **kwargs: value
     with contextlib.ExitStack() as stack:
         for name, value in answers.items():

@@ -98,9 +98,8 @@ class Node:
     shape: tuple[int, ...]  # of the example; kernels never contain it
     dtype: torch.dtype
     text: str = ""  # map: Triton, arguments as {0}, {1}; reduce: its kind; the others: Python on the host
-    attrs: dict = field(
-        default_factory=dict
-    )  # numbers of the operator; reduce: "dims", the dimensions that it combines
+    # numbers of the operator; reduce: "dims", the dimensions that it combines
+    attrs: dict = field(default_factory=dict)
     said: str = ""  # the operator's name for people
 
     @property
@@ -274,9 +273,8 @@ def literal(number: object) -> str:
 
 def promoted(nodes: Sequence[Node], numbers) -> torch.dtype:
     """PyTorch's dtype of an arithmetic result."""
-    dtypes = [n.dtype for n in nodes if n.rank] or [
-        n.dtype for n in nodes
-    ]  # a 0-d tensor yields to the others
+    # a 0-d tensor yields to the others
+    dtypes = [n.dtype for n in nodes if n.rank] or [n.dtype for n in nodes]
     result = dtypes[0]
     for other in dtypes[1:]:
         result = torch.promote_types(result, other)

@@ -219,9 +219,8 @@ def fill(made: Candidate, task: Task) -> None:
     except Unfit as error:
         made.status, made.message = "unfit", str(error)[:200]
         return
-    except (
-        Exception
-    ) as error:  # our own fault, and one module of thousands: counted, and told by name in the report
+    except Exception as error:
+        # our own fault, and one module of thousands: counted, and told by name in the report
         made.status, made.message = "failed", f"{type(error).__name__}: {error}"[:200]
         return
     made.solution, made.reasoning = composed.source, reasoning(composed)

@@ -30,9 +30,8 @@ from nanotriton.collect.ir import (
 from nanotriton.collect.lower import LOWER
 from nanotriton.collect.operators import ALIASES, OPS, expression, result_type, signature
 
-NAMES: dict[
-    Callable, str
-] = {}  # F.max_pool2d calls itself boolean_dispatch: names come from where functions are found
+# F.max_pool2d calls itself boolean_dispatch: names come from where functions are found
+NAMES: dict[Callable, str] = {}
 for _owner in (torch, F, torch.special, torch.linalg):
     for _name in dir(_owner):
         if (
@@ -97,6 +96,7 @@ for _d in (1, 2, 3):
     MODULES[f"ZeroPad{_d}d"] = ("pad", (), ("padding",))
 ARITHMETIC = {"add": "+", "sub": "-", "mul": "*", "floordiv": "//", "mod": "%", "truediv": "/"}
 ARITHMETIC["pow"] = "**"
+# they change nothing of the values
 IGNORED = (
     "inplace",
     "out",
@@ -104,7 +104,7 @@ IGNORED = (
     "reduce",
     "_stacklevel",
     "memory_format",
-)  # they change nothing of the values
+)
 TRACING = threading.Lock()
 IDENTITY = ("contiguous", "clone", "detach", "Identity", "alias")
 

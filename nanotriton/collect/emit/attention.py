@@ -35,9 +35,8 @@ def emit(
     kernel.grid = f"(triton.cdiv({host[q]}.shape[2], 64), {host[q]}.shape[0] * {host[q]}.shape[1])"
     kernel.add("head = tl.program_id(1)")
     source = "head"
-    if attrs[
-        "grouped"
-    ]:  # several heads of queries share one of keys and values; both are counted over the whole batch
+    # several heads of queries share one of keys and values; both are counted over the whole batch
+    if attrs["grouped"]:
         share = kernel.size("share", f"{host[q]}.shape[1] // {host[k]}.shape[1]")
         source = "kv_head"
         kernel.add(f"kv_head = head // {share}")

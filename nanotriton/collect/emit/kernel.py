@@ -208,9 +208,8 @@ class Body:
     ):
         self.kernel, self.space, self.stage, self.host = kernel, space, stage, host
         self.variable: dict[Node, str] = {}
-        self.names: dict[
-            Node, str
-        ] = {}  # a node computed again, in a second pass over its row, has its old name
+        # a node computed again, in a second pass over its row, has its old name
+        self.names: dict[Node, str] = {}
         self.other: dict[Node, str] = {}  # what lanes outside of the mask hold after a load, where it matters
         self.places = places or {}  # {row} and {col} of a matrix
         self.aligned = aligned(stage)
@@ -238,9 +237,8 @@ class Body:
     def load(self, node: Node) -> str:
         place, mask = self.space.place(self.expanded(node))
         other = f", other={self.other[node]}" if node in self.other and mask else ""
-        while (
-            node.op == "view" and node.args[0] in self.host
-        ):  # a view of contiguous memory begins where that does
+        # a view of contiguous memory begins where that does
+        while node.op == "view" and node.args[0] in self.host:
             node = node.args[0]
         pointer = self.kernel.pointer(node, self.host[node])
         address = f"{pointer} + {place}" if place else pointer
