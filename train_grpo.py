@@ -145,7 +145,7 @@ from nanotriton.microbatch import MicroBatch, Totals, denominators, merge, micro
 from nanotriton.preflight import GivenTasks, fit_tasks
 from nanotriton.report import Step, Update, conclude, report
 from nanotriton.reward.reward import reward_function, total
-from nanotriton.reward.trial import try_out
+from nanotriton.reward.try_out import try_out
 from nanotriton.rollout import Episode, judged, of_groups, rollout
 from nanotriton.run import Clock, Run, check_model, check_timed, make_executor, program, sync_weights
 from nanotriton.schedule import Stream, seed_of
