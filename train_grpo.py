@@ -143,11 +143,12 @@ from nanotriton.heldout import measure
 from nanotriton.log import counted
 from nanotriton.microbatch import MicroBatch, Totals, denominators, merge, microbatch, sample_stats
 from nanotriton.preflight import GivenTasks, fit_tasks
+from nanotriton.program import program
 from nanotriton.report import Step, Update, conclude, report
 from nanotriton.reward.reward import reward_function, total
 from nanotriton.reward.try_out import try_out
 from nanotriton.rollout import Episode, judged, of_groups, rollout
-from nanotriton.run import Clock, Run, check_model, check_timed, make_executor, program, sync_weights
+from nanotriton.run import Clock, Run, check_model, check_timed, make_executor, sync_weights
 from nanotriton.schedule import Stream, seed_of
 from nanotriton.tasks import synthetic
 from nanotriton.tasks.prompt import read_prompt

@@ -116,8 +116,9 @@ from nanotriton.heldout import heldout
 from nanotriton.log import counted, took
 from nanotriton.model import Transformer
 from nanotriton.model_config import ModelConfig, ModelError
+from nanotriton.program import program
 from nanotriton.rules.extract import extract_candidate
-from nanotriton.run import Clock, Run, check_model, make_executor, make_sampler, program, sync_weights
+from nanotriton.run import Clock, Run, check_model, make_executor, make_sampler, sync_weights
 from nanotriton.tasks import synthetic
 from nanotriton.tasks.bpe import train_tokenizer
 from nanotriton.tasks.pairs import read_pairs

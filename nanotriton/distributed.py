@@ -7,7 +7,7 @@
             loss(part).backward()                  # each rank's share of a loss with a *global* normaliser
         norm = clip_grad_norm(model, 1.0)
         optimizer.step(); optimizer.zero_grad()
-    run.launch(main, cfg)
+    program.launch(main, cfg)
 
 Gradients are summed over ranks, never averaged: the loss is divided once, by a count taken over every rank
 and microbatch. So neither their number changes it, and one rank is the same code with nothing to wait for.

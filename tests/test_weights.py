@@ -20,7 +20,7 @@ from nanotriton import distributed, weights
 from nanotriton.attention import packed
 from nanotriton.model import Transformer
 from nanotriton.model_config import ModelConfig, ModelError
-from nanotriton.run import users
+from nanotriton.program import users
 from nanotriton.tensor_files import shard_rows
 from nanotriton.tokenizer import Tokenizer
 from nanotriton.weights import fill, load_config, load_model, save_model

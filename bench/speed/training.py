@@ -40,8 +40,9 @@ from nanotriton.checkpoint import local
 from nanotriton.executor.executor import Executor
 from nanotriton.model import Transformer
 from nanotriton.model_config import ModelConfig
+from nanotriton.program import program
 from nanotriton.reward.reward import RewardFunction, reward
-from nanotriton.run import make_executor, make_sampler, program, sync_weights
+from nanotriton.run import make_executor, make_sampler, sync_weights
 from nanotriton.sampler import Sampler
 from nanotriton.tasks.task import Task
 from nanotriton.verdict import Verdict
