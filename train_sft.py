@@ -263,7 +263,7 @@ def success(
 def scratch_model(cfg: Config, run: Run, texts: list[Text]) -> str:
     """Train a tokenizer on `texts`, initialise a small Llama, and leave both as a Hugging Face folder."""
     folder = run.folder / "scratch"
-    # else it is there, and the checkpoints are of it
+    # a run that goes on has both, and its checkpoints are of them
     if run.main and not (run.folder / "metrics.jsonl").exists():
         run.say(f"training a tokenizer of {cfg.vocab} tokens on them")
         read = [text for prompt, completion in texts for text in (prompt.bare, completion)]

@@ -313,7 +313,7 @@ def lock(path: Path) -> IO:
     file = open(path, "a")  # noqa: SIM115
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:  # of another kind where the disk knows no locks
+    except OSError as error:  # another one comes from a disk that knows no locks
         if isinstance(error, BlockingIOError):
             raise
     return file
