@@ -79,10 +79,10 @@ def microbatch(rows: list[Row], device: torch.device) -> MicroBatch:
 class Totals:
     """The denominators of one optimizer step, over all ranks."""
 
-    policy: Tensor  # of the policy term: groups without spread are in it if grpo.LOSSES says so
-    samples: Tensor  # of the KL term, which all samples have
-    taught: Tensor  # tokens that have a policy term
-    tokens: Tensor  # all tokens
+    policy: Tensor  # for the policy term; grpo.LOSSES says whether untaught samples count
+    samples: Tensor  # for the KL term, which all samples have
+    taught: Tensor  # the number of tokens that have a policy term
+    tokens: Tensor  # the number of all tokens
 
 
 def denominators(episodes: list[Episode], loss: str, max_tokens: int, world: World) -> Totals:

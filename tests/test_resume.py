@@ -14,8 +14,9 @@ import train_grpo
 import train_sft
 from nanotriton import config, provenance
 from nanotriton.executor.common import probe
+from nanotriton.program import launch
 from nanotriton.resume import check_settings
-from nanotriton.run import Run, launch
+from nanotriton.run import Run
 from nanotriton.world import World
 
 ROOT = Path(__file__).parent.parent

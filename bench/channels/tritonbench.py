@@ -47,8 +47,8 @@ from nanotriton import config, log
 from nanotriton.executor import Executor
 from nanotriton.executor.processes import cores
 from nanotriton.executor.script import ScriptExecutor
+from nanotriton.program import program
 from nanotriton.rules import rules
-from nanotriton.run import program
 from nanotriton.schedule import Stream, seed_of
 from nanotriton.tasks import tritonbench
 from nanotriton.tasks.prompt import Prompt

@@ -35,8 +35,9 @@ from bench.speed.stand_ins import GROUP, StandInExecutor, StandInTokenizer, task
 from bench.speed.training import MODELS
 from nanotriton import config, distributed
 from nanotriton.model_config import ModelConfig
+from nanotriton.program import program
 from nanotriton.reward.reward import reward
-from nanotriton.run import make_executor, program
+from nanotriton.run import make_executor
 from nanotriton.tasks.task import Task
 from nanotriton.world import World
 

@@ -40,8 +40,9 @@ from nanotriton.checkpoint import local
 from nanotriton.executor.executor import Executor
 from nanotriton.model import Transformer
 from nanotriton.model_config import ModelConfig
+from nanotriton.program import program
 from nanotriton.reward.reward import RewardFunction, reward
-from nanotriton.run import make_executor, make_sampler, program, sync_weights
+from nanotriton.run import make_executor, make_sampler, sync_weights
 from nanotriton.sampler import Sampler
 from nanotriton.tasks.task import Task
 from nanotriton.verdict import Verdict
@@ -132,7 +133,7 @@ def make_model(cfg: Config, world: World, optimizer: str, tokens: int, copies: i
     tokens: of a microbatch. copies: how many the sampler holds beside it.
     """
     shape = ModelConfig(**MODELS[cfg.shape])
-    auto = distributed.plan(shape, world, optimizer, tokens, copies)
+    auto = distributed.memory_plan(shape, world, optimizer, tokens, copies)
     given = (cfg.reshard, cfg.recompute, cfg.defer)
     yes = (True, shape.num_hidden_layers, True)
     ways = [{"auto": a, "yes": y, "no": 0}[g] for a, y, g in zip(auto, yes, given, strict=True)]

@@ -33,7 +33,9 @@ def base_main(control_fd: int, parent: int, flavour: str, root: str, card: dict)
     try:
         try:
             serve(socket.socket(fileno=control_fd), flavour, card, workers)
-        finally:  # the executor's end is seen twice, as its socket and as a signal: no end of the other
+        finally:
+            # the executor's end closes the socket and sends a signal: the one that comes later must not
+            # interrupt what follows
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
     finally:
         for pid in workers:
@@ -42,7 +44,7 @@ def base_main(control_fd: int, parent: int, flavour: str, root: str, card: dict)
                 os.waitpid(pid, 0)
         if outlives(parent):  # nobody else is left to do it
             remove_folder(root)
-            os.killpg(0, signal.SIGKILL)  # and the processes that a child has left which may fork
+            os.killpg(0, signal.SIGKILL)  # this process, and any that a child of process mode has left
 
 
 def _end(*_) -> None:

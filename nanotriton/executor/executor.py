@@ -107,7 +107,7 @@ class Executor:
             self.root, self._lock_fd = make_root()
         except OSError as error:
             raise ConfigError(f"the executor's temporary folder can't be made: {error}") from None
-        self._lock = threading.Lock()  # of these three
+        self._lock = threading.Lock()  # for the three below, which other threads touch too
         self._submitted: deque[Entry] = deque()
         self._known: OrderedDict[tuple, Future] = OrderedDict()
         self._closing = False

@@ -3,10 +3,10 @@
 It is trusted, and never runs a candidate's Python.
 
 Its loop waits for two things: jobs from the executor, and children that ended. A job is a generator
-(candidate.py) that is resumed when its child is done; between two children it computes (draws inputs,
-replays, compares), each stage under a limit of its own: an alarm that raises in the worker, and behind
-it the executor, which sees in shared memory when a stage is due (the beacon) and kills a worker that
-missed its alarm.
+(candidate.py) that is resumed when its child is done. Between two children it computes: it draws inputs,
+replays and compares, each stage under a limit of its own. An alarm raises in the worker when a limit has
+passed. Behind it stands the executor's supervisor. It sees in shared memory when a stage is due (the beacon),
+and kills a worker that missed its alarm.
 """
 
 import contextlib
@@ -46,8 +46,8 @@ ENDS_CONTEXT = (
 )
 # characters of a verdict's message: a longer one would not fit into what a socket carries at once
 MESSAGE = 2000
-KEPT = 4  # of the tasks loaded, those that keep their modules and draws
-# And those that keep what candidates share (judge/kept.py): a worker has the groups of several tasks in turns
+KEPT = 4  # tasks, the last asked for, that keep their modules and draws
+# and those that keep what candidates share (judge/kept.py): a worker has the groups of several tasks in turns
 KEPT_DRAWS = 16
 # A status that tells the stage of its verdict. Any other has the stage that was computed last.
 STAGES = {"syntax_error": "rules", "import_error": "import", "compile_error": "compile"}
@@ -149,7 +149,7 @@ class Worker:
     def _arm(self) -> None:
         """Set the alarm for the innermost stage, and let the executor see when it is due.
 
-        That is by this process's own_time; 0: nothing runs.
+        Due is a time of this process's own_time clock, and 0 where no stage runs.
         """
         name, left, due = "", 0.0, 0.0
         if self.stages:
@@ -250,7 +250,7 @@ class Worker:
     def pause(self) -> None:
         """Let other workers time what they have, if they wait for it.
 
-        It counts for no other stage, and has no end of its own: theirs have.
+        The wait counts for no other stage, and has no limit of its own: their timing has one.
         """
         if self.gpu is not None:
             self.settle()  # nothing of this worker's runs while another one times
@@ -293,11 +293,11 @@ class Worker:
                     return
 
     def _alarm(self, *_):
-        """A stage's limit has passed, or only its wall time: then the alarm is set for what is left."""
+        """The alarm goes by wall time. Where other processes had the cores meanwhile, it is set once more."""
         left = self.stages[-1].left - (own_time() - self.since) if self.stages else 0.0
         if left <= MOMENT:
             raise Overtime
-        signal.setitimer(signal.ITIMER_REAL, left)  # other processes had the cores meanwhile
+        signal.setitimer(signal.ITIMER_REAL, left)
 
     def start(self, message: dict) -> None:
         """Begin a job. message: its fields, and the secret of the executor's draws."""

@@ -50,7 +50,7 @@ from nanotriton.executor.sandbox.linux import (
 from nanotriton.executor.sandbox.system_calls import restrict_calls
 
 CAPSET = 126
-QUEUED_SIGNALS = 64  # and timers: those of a user's processes have one limit
+QUEUED_SIGNALS = 64  # and POSIX timers; Linux counts them for all processes of a user together
 KEPT_VARIABLES = {"PATH", "LD_LIBRARY_PATH", "LANG", "CUDA_VISIBLE_DEVICES"}
 
 
