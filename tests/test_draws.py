@@ -272,9 +272,8 @@ def test_other_tasks_meet_no_nan():
 
 
 def test_probabilities_reach_their_edges():
-    source = task(
-        "return -(torch.xlogy(x, x) + torch.xlogy(1 - x, 1 - x))", "torch.rand(20, 30)"
-    )  # the entropy of a coin
+    # the entropy of a coin
+    source = task("return -(torch.xlogy(x, x) + torch.xlogy(1 - x, 1 - x))", "torch.rand(20, 30)")
     reference = check(
         source,
         lambda m, x: -(torch.xlogy(x, x) + torch.xlogy(1 - x, 1 - x)),

@@ -39,9 +39,8 @@ HELPER = "def helper(t):\n    half = t / 2\n    return half + half.abs()"
 def test_all_that_torch_computes_behind_a_tell_counts(body):
     first = module(f"if {IN_USE} == 0:\n    {body}\nreturn ours(x)", more=HELPER)
     indented = body.replace("\n    ", "\n")
-    last = module(
-        f"if {IN_USE} > 0:\n    return ours(x)\n{indented}", more=HELPER
-    )  # what is left if one side leaves
+    # what is left if one side leaves
+    last = module(f"if {IN_USE} > 0:\n    return ours(x)\n{indented}", more=HELPER)
     inner = module(
         f"if x.numel() > 4:\n    if {IN_USE} == 0:\n        {body.replace(chr(10), chr(10) + '    ')}\nreturn ours(x)",
         more=HELPER,

@@ -28,8 +28,8 @@ from nanotriton.executor.judge.structure import promises, ways_of_drawn
 from nanotriton.plan.trees import identical, leaves, tensors
 
 LOWEST = -8  # a smaller integer names no dimension
-# Of what is left, so many are named, and by so many characters: a verdict is a message of limited length,
-# and a task may be given a list of thousands of words.
+# A verdict names so many of the arguments that no trial varies, in so many characters each: its message has a
+# limit, and a task may be given a list of thousands of words.
 NAMED, LETTERS = 50, 100
 
 
