@@ -89,12 +89,10 @@ class Config:
 
 
 if __name__ == "__main__":
-    arguments = [
-        re.sub(r"^--from\b", "--manifest", a) for a in sys.argv[1:]
-    ]  # no field of a class can be called from
-    options = config.parse(
-        Config, arguments
-    )  # before torch is imported: --help and a mistake are answered at once
+    # no field of a class can be called from
+    arguments = [re.sub(r"^--from\b", "--manifest", a) for a in sys.argv[1:]]
+    # before torch is imported: --help and a mistake are answered at once
+    options = config.parse(Config, arguments)
 
     from nanotriton.collect.manifest import rebuild
     from nanotriton.collect.output import merge

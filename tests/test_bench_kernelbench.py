@@ -22,7 +22,7 @@ from nanotriton.executor import Verdict
 from nanotriton.executor.common import probe
 from nanotriton.model import Transformer
 from nanotriton.model_config import ModelConfig
-from nanotriton.run import launch
+from nanotriton.program import launch
 from nanotriton.tasks import kernelbench as tasks
 from nanotriton.tasks.bpe import train_tokenizer
 from nanotriton.weights import save_model

@@ -30,9 +30,9 @@ from bench.results import usual_device
 from nanotriton import config, log
 from nanotriton.collect.files import put_rows
 from nanotriton.executor import Executor, Verdict
+from nanotriton.program import program
 from nanotriton.rules.extract import extract_candidate
 from nanotriton.rules.policy import POLICIES
-from nanotriton.run import program
 from nanotriton.schedule import Stream, seed_of
 from nanotriton.tasks.prompt import read_prompt
 from nanotriton.tasks.sets import read_tasks

@@ -47,8 +47,8 @@ from nanotriton import config, log
 from nanotriton.executor import Executor
 from nanotriton.executor.processes import cores
 from nanotriton.executor.script import ScriptExecutor
+from nanotriton.program import program
 from nanotriton.rules import rules
-from nanotriton.run import program
 from nanotriton.schedule import Stream, seed_of
 from nanotriton.tasks import tritonbench
 from nanotriton.tasks.prompt import Prompt
@@ -232,9 +232,10 @@ class TritonBench(BenchmarkRun):
         if not todo:
             return
         cfg = self.cfg
+        # its processes start while the scripts are read
         with Executor(
             "cuda", "replay", cfg.workers, "none", cfg.timeout, time=True, memory_gib=cfg.memory_gib
-        ) as executor:  # its processes start while the scripts are read
+        ) as executor:
             scripts, facts = self.read_scripts({p.name: p for p, _ in todo})
             futures = []
             for p, s in todo:

@@ -72,7 +72,7 @@ def cpu_seconds(executor: Executor) -> Counter:
             fields = (folder / "stat").read_text().rsplit(")", 1)[1].split()
         except OSError:
             continue
-        if int(fields[2]) in executor._groups:
+        if int(fields[2]) in executor.supervisor.groups:
             stats[int(folder.name)] = fields
 
     def depth(pid: int) -> int:

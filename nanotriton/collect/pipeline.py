@@ -168,9 +168,8 @@ class Pipeline:
         if job["key"] in self.journal.rows:
             return None
         row = make(job | {"route": "distil"})
-        row["source"] = (
-            row["source"] if self.cfg.verify == "cuda" else row["small"]
-        )  # what the teacher sees is what is judged
+        # what the teacher sees is what is judged
+        row["source"] = row["source"] if self.cfg.verify == "cuda" else row["small"]
         return None if self.filtered(row) else row
 
     def go(self, judge: Verifier | None) -> None:

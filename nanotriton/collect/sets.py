@@ -10,13 +10,14 @@ from nanotriton.collect.fingerprint import canonical, digest
 from nanotriton.collect.pairs import pair
 from nanotriton.collect.sources import elements, fitted
 
+# with one of these verdicts a module without a solution is no RL task either
 UNFAIR = (
     "weak_task",
     "unsupported",
     "infra_error",
     "memory_limit",
     "nondeterministic",
-)  # verdicts on a module that has no solution with which it is no RL task either
+)
 
 
 def is_pair(row: dict) -> bool:

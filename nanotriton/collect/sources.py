@@ -193,9 +193,8 @@ class Shrink(ast.NodeTransformer):
 def folded(node: ast.expr) -> ast.expr:
     """`8205 * 2` as one number."""
     try:
-        value = eval(
-            compile(ast.Expression(node), "", "eval"), {"__builtins__": {}}
-        )  # arithmetic of literals only: no names
+        # arithmetic of literals only: no names
+        value = eval(compile(ast.Expression(node), "", "eval"), {"__builtins__": {}})
     except Exception:
         return node
     return ast.Constant(value) if type(value) is int else node

@@ -29,7 +29,6 @@ import time
 from dataclasses import asdict, dataclass
 
 from nanotriton.executor.sandbox import forks, sandbox
-from nanotriton.executor.sandbox.calls import call_filter
 from nanotriton.executor.sandbox.clock import waited
 from nanotriton.executor.sandbox.linux import PR_SET_CHILD_SUBREAPER, libc
 from nanotriton.executor.sandbox.protocol import (
@@ -42,6 +41,7 @@ from nanotriton.executor.sandbox.protocol import (
     receive,
     send,
 )
+from nanotriton.executor.sandbox.system_calls import call_filter
 
 SLOW = 1.0  # seconds after which a child has to let others pass
 LOOK = 0.25  # seconds between two looks at the threads of children
