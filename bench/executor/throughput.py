@@ -104,7 +104,9 @@ def cores_seconds() -> Counter:
 
 def measure(executor: Executor, pairs: Pairs, draw: str | None = None) -> dict:
     """The figures of judging (task, source) pairs, all submitted at once. draw: of Executor.submit."""
-    cpu, cores, started = cpu_seconds(executor), cores_seconds(), time.perf_counter()
+    cpu = cpu_seconds(executor)
+    cores = cores_seconds()
+    started = time.perf_counter()
     futures = [executor.submit(task, source, draw) for task, source in pairs]
     verdicts = [future.result() for future in futures]
     seconds = time.perf_counter() - started

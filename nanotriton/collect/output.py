@@ -42,7 +42,9 @@ def merge(cfg) -> None:
     """
     Path(cfg.out).mkdir(parents=True, exist_ok=True)
     duplicates: dict[str, Duplicates] = defaultdict(Duplicates)
-    order, seconds, length = [], 0.0, token_counter(cfg.tokenizer)
+    order = []
+    seconds = 0.0
+    length = token_counter(cfg.tokenizer)
     for folder in map(Path, cfg.merge):
         if not (folder / "journal.jsonl").is_file():
             raise ValueError(f"--merge {folder}: no journal.jsonl there; the folder of a run is expected")

@@ -323,7 +323,9 @@ class Worker:
     def step(self, running: Running, ended: Ended | None) -> None:
         """`advance`, while the GPU is told that this worker is busy."""
         job, folder = running.job, running.folder
-        self.job, self.stages, self.since = job, [], own_time()
+        self.job = job
+        self.stages = []
+        self.since = own_time()
         try:
             spawn = self.resume(running.mode, ended)
         except ContextLost as lost:
