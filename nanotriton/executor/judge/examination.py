@@ -152,7 +152,8 @@ class Examination:
         anew = partial(reference.construct, seed)
         trained = what_to_train(reference.on_host(seed), reference.on_host(seed + 1), anew)
         kind = reference.chosen(TRIALS[1])
-        ways = (trained, replace(trained, flips=False))
+        plainer = replace(trained, fades=False)
+        ways = (trained, plainer, replace(plainer, flips=False))
         for way in (*ways, *(way.without_buffers() for way in ways)):
             weights = -seed if way.buffers else with_same_buffers(-seed)
             reference.trained = way
@@ -213,7 +214,7 @@ class Examination:
         """The first of these kinds that the reference survives."""
         reference = self.reference
         for kind in kinds:
-            if not fits(kind, reference.called):
+            if not fits(kind, reference.called, len(reference.drawn)):
                 continue
             if kind in reference.kinds or (self.may_tie(kind) and self.survives(kind)):
                 return kind

@@ -310,9 +310,10 @@ class Reference:
         if late := self.late.get(base):
             values, changed = [leaf for _, leaf in leaves(given)], {}
             generator = torch.Generator().manual_seed(seed_from("late", seed))
-            for i in late:
-                how = base if i == late[0] else draws.FIRST_ALONE.get(base, base)
-                changed[i] = draws.distorted_late(values[i], how, generator, self.literals)
+            faint: dict[int, set[int]] = {}
+            for number, i in enumerate(late):
+                how = draws.kind_of(base, number)
+                changed[i] = draws.distorted_late(values[i], how, generator, self.literals, faint)
             given = with_leaves(given, changed)
         return self.moves.of_inputs(given, seed) if kind.startswith(MOVED) else given
 
@@ -468,7 +469,8 @@ class Reference:
             if kind := self.chosen(options):
                 number = len(found)
                 inputs = seed_from(secret, self.task.key, drawer, "inputs", number)
-                in_turns = weights[number % 2] if self.has_weights else own
+                again = kind == "plain" and number > 0  # where no stress is survived, or fits
+                in_turns = weights[1 if again else number % 2] if self.has_weights else own
                 found.append(Trial(kind, inputs, in_turns))
         if self.moves:
             scaled = found[1]
