@@ -97,6 +97,7 @@ if __name__ == "__main__":
     from nanotriton.collect.manifest import rebuild
     from nanotriton.collect.output import merge
     from nanotriton.collect.pipeline import Pipeline
+    from nanotriton.run import users
 
     try:
         if options.manifest:
@@ -107,3 +108,7 @@ if __name__ == "__main__":
             Pipeline(options).run()
     except ValueError as error:
         config.die(error)
+    except OSError as error:  # a full disk, or a folder that can't be written to
+        if line := users(error):
+            config.die(line)
+        raise
