@@ -89,16 +89,15 @@ class Config:
 
 
 if __name__ == "__main__":
-    arguments = [
-        re.sub(r"^--from\b", "--manifest", a) for a in sys.argv[1:]
-    ]  # no field of a class can be called from
-    options = config.parse(
-        Config, arguments
-    )  # before torch is imported: --help and a mistake are answered at once
+    # no field of a class can be called from
+    arguments = [re.sub(r"^--from\b", "--manifest", a) for a in sys.argv[1:]]
+    # before torch is imported: --help and a mistake are answered at once
+    options = config.parse(Config, arguments)
 
     from nanotriton.collect.manifest import rebuild
     from nanotriton.collect.output import merge
     from nanotriton.collect.pipeline import Pipeline
+    from nanotriton.run import users
 
     try:
         if options.manifest:
@@ -109,3 +108,7 @@ if __name__ == "__main__":
             Pipeline(options).run()
     except ValueError as error:
         config.die(error)
+    except OSError as error:  # a full disk, or a folder that can't be written to
+        if line := users(error):
+            config.die(line)
+        raise

@@ -77,7 +77,8 @@ from nanotriton.executor import Executor
 from nanotriton.executor.preflight import POLICY, preflight
 from nanotriton.executor.processes import check_card
 from nanotriton.log import counted
-from nanotriton.run import check_model, launch
+from nanotriton.program import launch
+from nanotriton.run import check_model
 from nanotriton.search import Attempt
 from nanotriton.tasks.module import module_task
 from nanotriton.tasks.prompt import read_prompt

@@ -11,11 +11,27 @@
 # docs/speedrun.md explains the numbers and keeps the records. MINUTES=10 ./speedrun.sh ... gives GRPO less time,
 # EPOCHS=7 gives SFT more, GRPO="--temperature 1.3" adds to the arguments of train_grpo.py.
 set -euo pipefail
+if [ $# -lt 2 ]; then
+    echo "error: DATA and KERNELBENCH are expected: ./speedrun.sh results/data KERNELBENCH [MODEL] [OUT]" >&2
+    exit 2
+fi
 data=$1
 kernelbench=$2
 model=${3:-Qwen/Qwen2.5-Coder-0.5B-Instruct}
 out=${4:-out/speedrun}
 rows() { ls "$data/$1.jsonl" "$data/$1.jsonl.xz" 2> /dev/null | head -n 1 || true; }
+
+# A wrong path is found before anything is trained.
+for name in sft rl heldout; do
+    if [ -z "$(rows $name)" ]; then
+        echo "error: $data: no $name.jsonl or $name.jsonl.xz in it; a folder of collect_data.py's is expected" >&2
+        exit 2
+    fi
+done
+if [ "$kernelbench" != hub ] && [ -z "$(find "$kernelbench" -maxdepth 3 -name level1 2> /dev/null)" ]; then
+    echo "error: $kernelbench: no folder level1 in it; a clone of KernelBench, or hub, is expected" >&2
+    exit 2
+fi
 
 # 1. SFT on verified pairs teaches Triton.
 python train_sft.py --name sft --out "$out" --model "$model" --data "$(rows sft)" \

@@ -143,11 +143,12 @@ from nanotriton.heldout import measure
 from nanotriton.log import counted
 from nanotriton.microbatch import MicroBatch, Totals, denominators, merge, microbatch, sample_stats
 from nanotriton.preflight import GivenTasks, fit_tasks
+from nanotriton.program import program
 from nanotriton.report import Step, Update, conclude, report
 from nanotriton.reward.reward import reward_function, total
-from nanotriton.reward.trial import try_out
+from nanotriton.reward.try_out import try_out
 from nanotriton.rollout import Episode, judged, of_groups, rollout
-from nanotriton.run import Clock, Run, check_model, check_timed, make_executor, program, sync_weights
+from nanotriton.run import Clock, Run, check_model, check_timed, make_executor, sync_weights
 from nanotriton.schedule import Stream, seed_of
 from nanotriton.tasks import synthetic
 from nanotriton.tasks.prompt import read_prompt
@@ -205,10 +206,11 @@ def grpo_step(step: int, trainer: Trainer) -> Step:
         if grpo.needs_old(cfg.loss, cfg.losses.mismatch):
             set_old_logprobs(rewarded, trainer)
             clock("logprobs")
-        plan = schedule.update_groups(sampled, cfg.epochs, cfg.updates, step, cfg.seed)
-        for number, chosen in enumerate(plan):
-            done = step * len(plan) + number  # updates so far
-            rate = schedule.learning_rate(done, cfg.steps * len(plan), cfg.lr, cfg.warmup, cfg.min_lr)
+        groups_of = schedule.update_groups(sampled, cfg.epochs, cfg.updates, step, cfg.seed)
+        for number, chosen in enumerate(groups_of):
+            done = step * len(groups_of) + number  # updates so far
+            every = cfg.steps * len(groups_of)  # updates of the run
+            rate = schedule.learning_rate(done, every, cfg.lr, cfg.warmup, cfg.min_lr)
             distributed.set_lr(trainer.optimizer, rate)
             first = number == 0 and not stale  # update since the sampler got the weights that it drew with
             updates.append(update_policy(of_groups(rewarded, chosen), trainer, clock, first))
@@ -234,10 +236,10 @@ def update_policy(episodes: list[Episode], trainer: Trainer, clock: Clock, first
     stats = []
     if not regularized:
         # A group without spread has no gradient. Its logprobs count in statistics, which are of all samples.
-        dull = [row for row in rows if not row.episode.taught]
+        untaught = [row for row in rows if not row.episode.taught]
         rows = [row for row in rows if row.episode.taught]
-        if totals.tokens > totals.taught:  # if a rank has any, all go: scoring gathers their shards
-            for micro, logp, entropy in score_rows(dull, trainer):
+        if totals.tokens > totals.taught:  # some rank has such rows; then all ranks score, as FSDP wants
+            for micro, logp, entropy in score_rows(untaught, trainer):
                 stats.append(sample_stats(micro, logp, entropy, first))
         clock("logprobs")
 
@@ -254,7 +256,7 @@ def update_policy(episodes: list[Episode], trainer: Trainer, clock: Clock, first
 
     norm = distributed.clip_grad_norm(model, cfg.clip)
     if totals.taught > 0 or (regularized and totals.tokens > 0):
-        trainer.optimizer.step()  # else there is nothing to learn, and momentum must not drift on
+        trainer.optimizer.step()  # not without a gradient: momentum alone would move the weights
     trainer.optimizer.zero_grad(set_to_none=True)
     clock("optimizer")
     return Update(world.all_sum(loss).item(), float(norm), stats)

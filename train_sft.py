@@ -116,8 +116,9 @@ from nanotriton.heldout import heldout
 from nanotriton.log import counted, took
 from nanotriton.model import Transformer
 from nanotriton.model_config import ModelConfig, ModelError
+from nanotriton.program import program
 from nanotriton.rules.extract import extract_candidate
-from nanotriton.run import Clock, Run, check_model, make_executor, make_sampler, program, sync_weights
+from nanotriton.run import Clock, Run, check_model, make_executor, make_sampler, sync_weights
 from nanotriton.tasks import synthetic
 from nanotriton.tasks.bpe import train_tokenizer
 from nanotriton.tasks.pairs import read_pairs
@@ -262,7 +263,7 @@ def success(
 def scratch_model(cfg: Config, run: Run, texts: list[Text]) -> str:
     """Train a tokenizer on `texts`, initialise a small Llama, and leave both as a Hugging Face folder."""
     folder = run.folder / "scratch"
-    # else it is there, and the checkpoints are of it
+    # a run that goes on has both, and its checkpoints are of them
     if run.main and not (run.folder / "metrics.jsonl").exists():
         run.say(f"training a tokenizer of {cfg.vocab} tokens on them")
         read = [text for prompt, completion in texts for text in (prompt.bare, completion)]

@@ -4,6 +4,21 @@
 
 These names are imported when they are asked for, so that `import nanotriton` takes no torch with it.
 docs/library.md shows their use. The training scripts are no part of the package: they run from a checkout.
+
+What lies where:
+
+    the algorithm    grpo.py rollout.py microbatch.py data.py schedule.py trainer.py heldout.py report.py
+    the model        model.py model_config.py attention.py kernels/ lora.py tokenizer.py weights.py
+                     tensor_files.py
+    the sampler      sampler.py scheduler.py kv_cache.py graphs.py vmm.py
+    tasks and data   tasks/ collect/ rows.py python_text.py
+    judging          executor/ plan/ rules/ reward/ verdict.py
+    many processes   world.py distributed.py checkpoint.py watch.py stop.py
+    a run            program.py config.py options.py run.py log.py trackers.py pace.py advice.py preflight.py
+                     resume.py provenance.py browse/
+    other uses       library.py complete.py merge.py search.py writers.py endpoint/
+
+README.md says in which order to read.
 """
 
 import importlib
@@ -40,9 +55,8 @@ def unread() -> bool:
 def is_ours() -> bool:
     """Whether the program is one of this project's, and not somebody's that uses it as a library."""
     package = Path(__file__).resolve().parent
-    if sys.argv[:1] == [
-        "-m"
-    ]:  # the module of `python -m` is still being looked for; its name is there already
+    # the module of `python -m` is still being looked for; its name is there already
+    if sys.argv[:1] == ["-m"]:
         module = sys.orig_argv[-len(sys.argv)].removeprefix("-m")
         return module.split(".")[0] in (package.name, "bench")
     program = getattr(sys.modules["__main__"], "__file__", None)

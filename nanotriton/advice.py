@@ -30,7 +30,7 @@ class Advice:
         if not problem:
             return self.failing_rank(step, episodes, numbers, world)
         status, share = commonest(numbers["statuses"])
-        key = f"{problem} {status}"
+        key = f"{problem.partition(' (')[0]} {status}"  # without its numbers, which are others at every step
         if key == self.said and step < self.step + AGAIN:
             return ""
         self.said, self.step = key, step
@@ -71,7 +71,10 @@ def problem_of(numbers: dict, episodes: list[Episode], world: World) -> str:
         return unrewarded(episodes, world)
     # --advantage rejection learns from equal rewards too: then there are tokens with a policy term
     if numbers["no_spread"] == 1 and not numbers["tokens"]:
-        return f"no group has rewards that differ, so nothing is learned (mean {numbers['reward']:.3g})"
+        line = f"no group has rewards that differ, so nothing is learned (mean {numbers['reward']:.3g}"
+        if numbers["scored"] < 1:
+            line += f"; {1 - numbers['scored']:.0%} of the samples have no reward at all"
+        return f"{line})"
     return ""
 
 

@@ -33,7 +33,7 @@ def main(argv: list[str] | None = None) -> None:
     try:
         sample, tokenizer = _complete(args)
     except (ValueError, MemoryError) as error:  # ModelError is a ValueError
-        die(error)
+        die(str(error).removeprefix("request 0: "))  # there is one
     text = None
     if tokenizer:
         text = tokenizer.decode([i for i in sample.ids if i < tokenizer.vocab_size], skip_special_tokens=True)
@@ -57,11 +57,11 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
         default="",
         help="""variables for the chat template, in JSON: '{"enable_thinking": false}'""",
     )
-    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--max-tokens", type=int, default=64, help="longest answer (default: 64)")
     parser.add_argument(
         "--temperature", type=float, default=0.0, help="0, the default, takes the most likely token"
     )
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="of the answer (default: 0)")
     parser.add_argument("--dtype", choices=["fp32", "bf16"], help="default: bf16 on a GPU, fp32 without one")
     parser.add_argument(
         "--json", action="store_true", help="one JSON object: ids, logprobs, text, finish_reason"

@@ -7,7 +7,7 @@
             loss(part).backward()                  # each rank's share of a loss with a *global* normaliser
         norm = clip_grad_norm(model, 1.0)
         optimizer.step(); optimizer.zero_grad()
-    run.launch(main, cfg)
+    program.launch(main, cfg)
 
 Gradients are summed over ranks, never averaged: the loss is divided once, by a count taken over every rank
 and microbatch. So neither their number changes it, and one rank is the same code with nothing to wait for.
@@ -64,16 +64,17 @@ def load(
 
     It is sharded before it is read: each rank reads its rows only.
 
-    optimizer: "adamw" has fp32 masters, "adam8" bf16 parameters (see adamw()). plan() decides from the
-    `tokens` of a microbatch and the bf16 `copies` of the model on each GPU beside this one (the sampler's: 1,
-    the reference's: 1 / ranks) how memory is saved. rank: of adapters (lora.py), which are then all that is
-    trained, and begin from `seed`; 0: none.
+    optimizer: "adamw" has fp32 masters, "adam8" bf16 parameters (see adamw()). memory_plan() decides how
+    memory is saved, from the `tokens` of a microbatch and the bf16 `copies` of the model on each GPU beside
+    this one (the sampler's: 1, the reference's: 1 / ranks). rank: of adapters (lora.py), which are then all
+    that is trained, and begin from `seed`; 0: none.
     """
     config = load_config(folder)
     dtype = torch.bfloat16 if optimizer == "adam8" else torch.float32
     if rank and world.world_size == 1:
         dtype = world.dtype  # frozen weights need no masters; FSDP wants one dtype for all
-    model = empty(config, world, dtype, *plan(config, world, optimizer, tokens, copies, rank=rank), rank=rank)
+    saving = memory_plan(config, world, optimizer, tokens, copies, rank=rank)
+    model = empty(config, world, dtype, *saving, rank=rank)
     fill(model, folder)
     if rank:
         lora.init_adapters(model, seed)
@@ -119,7 +120,7 @@ class MemoryPlan(NamedTuple):
     defer: bool = False  # no saving: keep the root's gradients whole, and reduce them once an optimizer step
 
 
-def plan(
+def memory_plan(
     config: ModelConfig,
     world: World,
     optimizer: str,

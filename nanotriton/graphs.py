@@ -35,7 +35,7 @@ class Inputs:
     page_index: torch.Tensor | None = None
     page: torch.Tensor | None = None
     offset: torch.Tensor | None = None
-    # as in DecodeBatch
+    # see kernels/decode.py:DecodeBatch
     tile_group: torch.Tensor | None = None
     tile_len: torch.Tensor | None = None
     tile_rows: torch.Tensor | None = None

@@ -36,15 +36,15 @@ class Loss:
     clip: (low, high) of its paper: the ratio may move in [1 - low, 1 + high].
     mean: what it is a mean over. "tokens": all tokens alike. "sequences": of each the mean over its tokens.
         "length": tokens, divided by the longest answer that may be sampled for each sequence.
-    dull_groups: whether groups without spread, which have no policy term, are in the denominator all the
-        same. DAPO and CISPO are means over the tokens of groups with spread, which dynamic sampling leaves
-        alone; the others are means over all samples.
+    counts_untaught: whether samples without a policy term, whose group has no spread, are in the
+        denominator all the same. DAPO and CISPO are means over the tokens of groups with spread, which
+        dynamic sampling leaves alone; the others are means over all samples.
     old: whose logprobs are `old` when no importance weight stands between sampler and trainer.
     """
 
     clip: tuple[float, float]
     mean: Literal["tokens", "sequences", "length"]
-    dull_groups: bool
+    counts_untaught: bool
     old: Literal["sampler", "trainer"] = "sampler"
 
 

@@ -79,10 +79,10 @@ def microbatch(rows: list[Row], device: torch.device) -> MicroBatch:
 class Totals:
     """The denominators of one optimizer step, over all ranks."""
 
-    policy: Tensor  # of the policy term: groups without spread are in it if grpo.LOSSES says so
-    samples: Tensor  # of the KL term, which all samples have
-    taught: Tensor  # tokens that have a policy term
-    tokens: Tensor  # all tokens
+    policy: Tensor  # for the policy term; grpo.LOSSES says whether untaught samples count
+    samples: Tensor  # for the KL term, which all samples have
+    taught: Tensor  # the number of tokens that have a policy term
+    tokens: Tensor  # the number of all tokens
 
 
 def denominators(episodes: list[Episode], loss: str, max_tokens: int, world: World) -> Totals:
@@ -92,7 +92,7 @@ def denominators(episodes: list[Episode], loss: str, max_tokens: int, world: Wor
     taught = torch.tensor([e.taught for e in episodes], dtype=torch.bool)[sequence]  # [N]
     every = torch.ones_like(taught)  # [N]
     counts = [
-        grpo.count(every if grpo.LOSSES[loss].dull_groups else taught, sequence, loss, max_tokens),
+        grpo.count(every if grpo.LOSSES[loss].counts_untaught else taught, sequence, loss, max_tokens),
         grpo.count(every, sequence, loss, max_tokens),
         taught.sum().double(),
         every.sum().double(),

@@ -1,109 +1,33 @@
-"""The code that both training scripts share: their start and end, a run's folder, executor and sampler."""
+"""What both training scripts work with: a run's folder, its clock, its executor and its sampler."""
 
 import contextlib
-import errno
 import fcntl
 import json
-import os
 import shutil
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any, NoReturn, TypeVar
+from typing import IO, Any
 
 import torch
-import torch.distributed as dist
 from tqdm import tqdm
 
 from nanotriton import config, distributed, lora, provenance, stop
 from nanotriton.advice import Advice
-from nanotriton.checkpoint import Checkpointer, CheckpointError
+from nanotriton.checkpoint import Checkpointer
 from nanotriton.executor.executor import Executor
 from nanotriton.log import FILES, Log, counted, duration
 from nanotriton.model import Transformer
-from nanotriton.model_config import ModelConfig, ModelError
+from nanotriton.model_config import ModelConfig
 from nanotriton.pace import Pace
 from nanotriton.resume import check_kind, check_settings, read_settings
 from nanotriton.sampler import Sampler
 from nanotriton.tokenizer import Tokenizer
 from nanotriton.trackers import check_packages, open_trackers
-from nanotriton.watch import AGAIN, Watch, is_lost, one_line
 from nanotriton.weights import WeightFiles, find_folder, load_config, save_model
-from nanotriton.world import World, leave, setup
-
-# what the operating system says of a disk that can't be written to: not our fault
-DISK = {
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EFBIG,
-    errno.EROFS,
-    errno.EACCES,
-    errno.EPERM,
-    errno.ENAMETOOLONG,
-    errno.EIO,
-    errno.ESTALE,
-}
-T = TypeVar("T")
-
-
-def launch(main: Callable[[Any, World], T], cfg: Any) -> T:
-    """Run main(cfg, world) in every process -> what it returns.
-
-    A user's mistake ends in one line and not in a traceback, and so does a signal. What ends one of several
-    ranks ends them all; the first says why.
-    """
-    stop.install()
-    watch = Watch()
-    try:
-        world = setup()
-        watch.begin(world)
-        result = main(cfg, world)
-        world.barrier()  # torchrun ends the others when one rank fails as it ends: all have written by now
-        return result
-    except stop.Interrupted as signal:
-        if not signal.told and os.environ.get("RANK", "0") == "0":
-            print(f"ended by {signal}; the same command continues", file=sys.stderr)
-        if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK") == "0":
-            print("(the traceback below is torchrun's own: it ends with SignalException)", file=sys.stderr)
-        raise SystemExit(128 + signal.number) from None
-    except Exception as error:
-        line, lost = users(error), watch.begun and is_lost(error)
-        if line or watch.begun:
-            watch.fail(line or one_line(error), lost)
-        if line or lost:
-            raise SystemExit(2 if isinstance(error, (config.ConfigError, ModelError)) else 1) from None
-        raise
-    finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
-        watch.end()
-
-
-def users(error: Exception) -> str:
-    """A line about the user's mistake or the machine's; "" for one of ours, which needs a traceback."""
-    if isinstance(error, (config.ConfigError, ModelError, CheckpointError)):
-        return str(error)
-    if isinstance(error, OSError) and error.errno in DISK:
-        return f"{error.filename or 'a file'} can't be written: {error.strerror}{AGAIN}"
-    return ""
-
-
-def program(main: Callable[[Any, World], Any], cfg: Any) -> NoReturn:
-    """launch() as the last act of a script. Its exit status is what main returns, if that is a number."""
-    try:
-        result = launch(main, cfg)
-        code = result if isinstance(result, int) else 0
-    except SystemExit as error:
-        code = error.code if isinstance(error.code, int) else int(error.code is not None)
-        if isinstance(error.code, str):
-            print(error.code, file=sys.stderr)
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-        code = 1
-    leave(code)
+from nanotriton.world import World
 
 
 class Clock:
@@ -389,10 +313,9 @@ def lock(path: Path) -> IO:
     file = open(path, "a")  # noqa: SIM115
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise
-    except OSError:
-        pass
+    except OSError as error:  # another one comes from a disk that knows no locks
+        if isinstance(error, BlockingIOError):
+            raise
     return file
 
 

@@ -14,6 +14,7 @@ import mmap
 import os
 import re
 import shutil
+import textwrap
 from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -73,10 +74,8 @@ def find_folder(name: str | Path) -> Path:
     try:
         return Path(snapshot_download(str(name), allow_patterns=DOWNLOAD))
     except Exception as error:  # offline, unknown id, gated, disk full: many types, one meaning
-        reason = " ".join(str(error).split())[:200]
-        raise ModelError(
-            f"{name}: no such folder, and the hub didn't give it: {type(error).__name__}: {reason}"
-        ) from None
+        told = textwrap.shorten(f"{type(error).__name__}: {error}", 200, placeholder=" ...")
+        raise ModelError(f"{name}: no such folder, and the hub didn't give it: {told}") from None
 
 
 def check_no_run(folder: Path) -> None:

@@ -20,7 +20,7 @@ import torch
 from nanotriton import watch, world
 from nanotriton.checkpoint import Checkpointer
 from nanotriton.config import ConfigError
-from nanotriton.run import program
+from nanotriton.program import program
 
 agreed = world.agree
 LATE = 150  # seconds after which a rank says where it is, and ends

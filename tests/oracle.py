@@ -15,9 +15,8 @@ def adv_group(r, mode="std1", eps=1e-4):
     if mode == "std0":
         return c / (r.std(ddof=0) + eps)  # biased: nano-aha, GRPO-Zero, minimind
     if mode == "std1":
-        return c / (
-            r.std(ddof=1) + eps
-        )  # Bessel: TRL(1e-4) verl(1e-6) OpenRLHF(1e-9) simple_GRPO(1e-4) tiny-grpo(1e-8)
+        # Bessel: TRL(1e-4) verl(1e-6) OpenRLHF(1e-9) simple_GRPO(1e-4) tiny-grpo(1e-8)
+        return c / (r.std(ddof=1) + eps)
     if mode == "rloo":
         n = len(r)
         return r - (r.sum() - r) / (n - 1)
@@ -70,9 +69,8 @@ def agg(L, mask, mode, L_max=None, empty_rows="count"):
         return tok / max(mask.sum(), 1)  # dapo (global) / bnpo (if local batch)
     if mode == "seq":  # grpo
         rows = (L * mask).sum(1) / np.maximum(n, 1)
-        return (
-            rows.mean() if empty_rows == "count" else rows[n > 0].sum() / max((n > 0).sum(), 1)
-        )  # TRL | verl, OpenRLHF
+        # TRL | verl, OpenRLHF
+        return rows.mean() if empty_rows == "count" else rows[n > 0].sum() / max((n > 0).sum(), 1)
     if mode == "drgrpo":
         return tok / (L.shape[0] * L_max)
     raise ValueError(mode)

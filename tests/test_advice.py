@@ -108,6 +108,16 @@ def test_a_reward_that_forgets_to_return_is_told_and_not_blamed_on_the_judge(sai
     assert "your reward() returned None for all samples: 75% are correct; docs/" in told
 
 
+def test_samples_without_a_reward_are_told_beside_groups_without_spread(said):
+    """A reward() that returns nothing for a wrong answer teaches nothing, and its mean looks perfect."""
+    members = [RIGHT, ("wrong_value", None), ("wrong_value", None), ("wrong_value", None)]
+    told = said(episodes(members))
+    assert "nothing is learned (mean 1; 75% of the samples have no reward at all): 75% are wrong" in told
+    fewer = [RIGHT, ("wrong_value", None), ("wrong_value", None)]
+    assert said(episodes(fewer), step=2).count("\n") == 1  # the same again, whatever its numbers are
+    assert said(episodes(fewer), step=1 + AGAIN).count("\n") == 2
+
+
 def test_samples_that_were_all_masked_for_their_length_are_told(said):
     cut = episodes([("no_code", None), ("no_code", None)])
     for sample in cut:

@@ -22,7 +22,7 @@ from nanotriton.executor import Verdict
 from nanotriton.executor.common import probe
 from nanotriton.model import Transformer
 from nanotriton.model_config import ModelConfig
-from nanotriton.run import launch
+from nanotriton.program import launch
 from nanotriton.tasks import kernelbench as tasks
 from nanotriton.tasks.bpe import train_tokenizer
 from nanotriton.weights import save_model
@@ -505,7 +505,7 @@ def test_mistakes(tmp_path, data):
     assert "rows.jsonl: cannot read" in mistake(tmp_path, **good, samples=str(rows))
     empty = tmp_path / "empty"
     empty.mkdir()
-    assert "no file named level_<l>_problem_<id>" in mistake(tmp_path, **good, samples=str(empty))
+    assert "no file in it is named level_<l>_problem_<id>" in mistake(tmp_path, **good, samples=str(empty))
     unknown = runs(tmp_path / "unknown", {"1/99/0": KERNEL})
     assert "problem 1/99, which is not in the data" in mistake(tmp_path, **good, samples=str(unknown))
     other = runs(tmp_path / "other", {"2/99/0": KERNEL})

@@ -129,11 +129,11 @@ def test_the_killer_finds_every_level():
         killer.executor, killer.rng, killer.hit = executor, random.Random(0), set()
         for wanted in ("zygote", "worker", "base"):
             assert executor.submit(task, f"{probe.CANDIDATE}# {wanted}\n").result().correct
-            alive = soak_watch.living(set(executor._groups))
+            alive = soak_watch.living(set(executor.supervisor.groups))
             before = {soak_watch.LEVELS[soak_watch.level(pid, alive)]: pid for pid in alive}
             assert sorted(before) == ["base", "worker", "zygote"] and killer.kill(wanted)
             assert executor.submit(task, f"{probe.CANDIDATE}# after {wanted}\n").result().correct
-            assert before[wanted] not in soak_watch.living(set(executor._groups))
+            assert before[wanted] not in soak_watch.living(set(executor.supervisor.groups))
 
 
 def test_usage_errors_exit_2(capsys):
@@ -152,9 +152,8 @@ def test_the_clocks_candidates_are_right_on_a_cpu():
         statuses = {name: future.result().status for name, future in futures.items()}
     assert len(set(sources.values())) == len(sources)
     assert statuses.pop("another stream") == "rule_violation"  # forward ends before its work is waited for
-    assert (
-        statuses.pop("cache by pointer") == "wrong_value"
-    )  # its second call gets other values at the same addresses
+    # its second call gets other values at the same addresses
+    assert statuses.pop("cache by pointer") == "wrong_value"
     assert statuses.pop("first calls, counted in Python") == "wrong_value"  # it counts a further call too
     # In a further call unwritten memory holds numbers, which may look like poison or not; and a tensor may be at
     # the address of one that is gone.

@@ -140,6 +140,25 @@ def test_a_file_without_a_single_task_is_refused_with_the_first_reason(tmp_path)
         read_tasks("--tasks", str(path))
 
 
+def test_a_runs_samples_count_as_often_as_they_were_drawn_and_all_are_taken(tmp_path, data):
+    """train_grpo.py writes equal samples once, with their number."""
+    rows = [
+        {"task": "a", "task_source": DOUBLE, "completion": RIGHT, "count": 6},
+        {"task": "a", "task_source": DOUBLE, "completion": "no code", "count": 2},
+        {"task": "another", "task_source": "", "completion": RIGHT},
+    ]
+    given = written(tmp_path / "samples.jsonl", rows)
+    cfg = bench.Config(data=str(data), samples=str(given), device="cpu", out=str(tmp_path / "r.json"))
+    assert bench.main(cfg, World()) == 0
+    found = json.loads((tmp_path / "r.json").read_text())
+    scores = found["scores"]["strict"]["held_out_shape"]["all"]
+    assert scores["samples"] == 8 and scores["correct"]["value"] == pytest.approx(6 / 8)
+    assert bench.Config(data=str(data), model="m").n == 4  # a model is asked for so many
+    with pytest.raises(ConfigError, match=r"--samples .* entry 1: count 0: a number of equal samples"):
+        bad = written(tmp_path / "bad.jsonl", [rows[0] | {"count": 0}])
+        bench.main(bench.Config(data=str(data), samples=str(bad), out=str(tmp_path / "s.json")), World())
+
+
 def test_mistakes(tmp_path, data):
     for options, message in (
         ({"hard_last": "x.json", "samples": "s"}, "--hard-last x.json: a name that ends in .jsonl"),
@@ -150,3 +169,7 @@ def test_mistakes(tmp_path, data):
             bench.Config(data=str(data), out=str(tmp_path / "r.json"), **options).validate()
     with pytest.raises(ConfigError, match="of a task in --data"):
         run(tmp_path, data, [("unknown", RIGHT)])
+    with pytest.raises(
+        ConfigError, match=r'--samples .*: a .jsonl file with a row {"task": name, .* this is a folder'
+    ):
+        bench.main(bench.Config(data=str(data), samples=str(tmp_path)), World())

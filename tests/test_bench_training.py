@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.speed import training
+from bench.speed import stand_ins, training
 from nanotriton import config
 from nanotriton.executor.executor import Executor
 from nanotriton.model import Transformer
@@ -59,11 +59,11 @@ def test_sft_reports_what_it_ran(capsys, tmp_path):
 
 
 def test_given_candidates_are_right_and_two_of_eight_are_wrong():
-    tasks, pairs = training.given(1, 2, "cpu")
+    tasks, pairs = stand_ins.tasks_and_pairs(1, 2, "cpu")
     assert len(tasks) == 2 and tasks[0].name != tasks[1].name
     with Executor(workers=1) as executor:
-        stand_in = training.Given(executor, pairs)
-        said = [[stand_in.submit(task, training.ANSWER) for _ in range(8)] for task in tasks]
+        stand_in = stand_ins.StandInExecutor(executor, pairs)
+        said = [[stand_in.submit(task, stand_ins.ANSWER) for _ in range(8)] for task in tasks]
         for group in said:
             assert [f.result().status for f in group] == ["correct", "correct", "wrong_value"] * 2 + [
                 "correct"

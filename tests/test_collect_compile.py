@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.utils._triton import has_triton
 
-from nanotriton.collect.inductor import compiled
-from nanotriton.collect.inductor_host import Buffer, Host
-from nanotriton.collect.ir import Unfit
+from nanotriton.collect.compile.host import Buffer, Host
+from nanotriton.collect.compile.inductor import compiled
+from nanotriton.collect.compose.ir import Unfit
 from nanotriton.collect.make import computed_literals
 from nanotriton.executor import Executor
 from nanotriton.tasks.task import Task

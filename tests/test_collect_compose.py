@@ -10,13 +10,13 @@ from collections import Counter
 import pytest
 from torch import nn
 
-from nanotriton.collect import draft, grammar, steps
-from nanotriton.collect.compose import compose, graph_of
-from nanotriton.collect.fuse import fuse
-from nanotriton.collect.ir import Unfit
+from nanotriton.collect.compose.compose import compose, graph_of
+from nanotriton.collect.compose.fuse import fuse
+from nanotriton.collect.compose.ir import Unfit
+from nanotriton.collect.compose.reasoning import reasoning
+from nanotriton.collect.compose.trace import symbolic_trace
+from nanotriton.collect.grammar import draft, grammar, steps
 from nanotriton.collect.make import computed_literals, make
-from nanotriton.collect.reasoning import reasoning
-from nanotriton.collect.trace import symbolic_trace
 from nanotriton.executor import Executor
 from nanotriton.tasks.task import Task, check_source
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from plants import COPIES, other_shapes
 
-from nanotriton.collect import grammar
 from nanotriton.collect.filters import Decontaminator
 from nanotriton.collect.fingerprint import fingerprint
+from nanotriton.collect.grammar import grammar
 from nanotriton.collect.make import make
 from nanotriton.collect.pipeline import Pipeline
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from nanotriton.collect.compose import compose
+from nanotriton.collect.compose.compose import compose
 from nanotriton.collect.distil import converse, knowledge, opening
 from nanotriton.config import ConfigError
 from nanotriton.endpoint.answer import Later

@@ -11,9 +11,11 @@ import pytest
 
 from collect_data import Config
 from nanotriton.collect.make import make
+from nanotriton.collect.manifest import rebuild
 from nanotriton.collect.output import merge
 from nanotriton.collect.pipeline import Pipeline
 from nanotriton.collect.sources import elements
+from nanotriton.config import ConfigError
 
 ROOT = Path(__file__).parent.parent
 
@@ -77,6 +79,22 @@ def test_a_solution_that_is_too_long_here_makes_a_task(tmp_path):
 def test_a_folder_of_no_run_is_told_in_one_line(tmp_path):
     with pytest.raises(ValueError, match="folder of a run is expected"):
         merge(Config(merge=[str(tmp_path)], out=str(tmp_path / "both")))
+    assert not (tmp_path / "both").exists()
+
+
+@pytest.mark.parametrize("out, why", [("file", "a file is there"), ("file/x", "Not a directory")])
+def test_an_output_folder_that_cannot_be_made_is_told_in_one_line(tmp_path, out, why):
+    (tmp_path / "file").touch()
+    one = finished(tmp_path / "one", [row("pair-0-0", "a first module")])
+    out = str(tmp_path / out)
+    merge(Config(merge=[one], out=str(tmp_path / "whole")))
+    for begin in (
+        lambda: Pipeline(Config(out=out)),
+        lambda: merge(Config(merge=[one], out=out)),
+        lambda: rebuild(Config(manifest=str(tmp_path / "whole" / "manifest.jsonl"), out=out)),
+    ):
+        with pytest.raises(ConfigError, match=f"--out {out}: cannot make this folder: {why}$"):
+            begin()
 
 
 def test_inductor_goes_over_draws_of_the_grammar_too(tmp_path):
@@ -102,6 +120,15 @@ def test_candidates_that_are_verified_later_are_counted(tmp_path):
         assert pipeline.enough() == (number == 2)
         pipeline.settle(candidate, "emitted", "")
     assert pipeline.tasks == 1 and Pipeline(config).enough()
+
+
+def test_a_run_that_verifies_nothing_names_the_candidates_that_it_made(tmp_path, capsys):
+    pipeline = Pipeline(Config(verify="later", count=2, out=str(tmp_path)))
+    for key in ("pair-0-0", "pair-0-1"):
+        pipeline.settle(row(key, f"module {key}"), "emitted", "")
+    pipeline.finish(1.0)
+    assert capsys.readouterr().out.startswith(f"{tmp_path}/candidates.jsonl: 2 candidates, not verified yet")
+    assert len(lines(tmp_path / "candidates.jsonl")) == 2
 
 
 def test_the_sets_do_not_depend_on_how_far_ahead_other_workers_were(tmp_path):
@@ -157,9 +184,17 @@ def test_a_gpu_verifies_at_the_size_of_a_task_or_at_the_modules_own(tmp_path, ve
 
 @pytest.mark.parametrize(
     "mistake",
-    [{"modules": ["/nonexistent"]}, {"modules": ["relu", "no_such_package_"]}, {"exclude": ["/nonexistent"]}],
+    [
+        {"modules": ["/nonexistent"]},
+        {"modules": ["relu", "no_such_package_"]},
+        {"exclude": ["/nonexistent"]},
+        "empty",
+    ],
 )
 def test_a_mistake_leaves_no_folder_behind(tmp_path, mistake):
+    (tmp_path / "empty").mkdir()
+    if mistake == "empty":
+        mistake = {"modules": [str(tmp_path / "empty")]}
     with pytest.raises(ValueError, match=f"--{next(iter(mistake))} "):
         Pipeline(Config(out=str(tmp_path / "run"), **mistake))
     assert not (tmp_path / "run").exists()

@@ -77,15 +77,18 @@ def test_an_operator_is_counted_under_one_name():
 
 def test_a_card_tells_tasks_apart_from_what_was_lost(tmp_path):
     rows = [row("a"), row("b", "task", message="no Triton for fft"), row("c", "wrong_value", message="off")]
-    kept, _ = sort(rows, 1.0, False)
-    numbers = report.report(rows, kept, {}, 1.0, len)
+    hard = row("d", "task")
+    hard["meta"]["withheld"] = True
+    kept, _ = sort([*rows, hard], 1.0, False)
+    numbers = report.report([*rows, hard], kept, {}, 1.0, len)
     assert numbers["reasons"] == {"wrong_value: off": 1}
-    assert numbers["rl_reasons"] == {"task: no Triton for fft": 1}
+    withheld = "task: its solution is withheld, as those of all hard draws"
+    assert numbers["rl_reasons"] == {"task: no Triton for fft": 1, withheld: 1}
     report.write(tmp_path, numbers, kept, len)
     card = (tmp_path / "report.md").read_text()
     lost = card.split("## Why candidates were lost")[1].split("## ")[0]
     assert "fft" not in lost and "1 x wrong_value: off" in lost
-    assert "| x | 3 | 1 | 1 | not known |" in card and (tmp_path / "histograms.png").stat().st_size > 1000
+    assert "| x | 4 | 1 | 2 | not known |" in card and (tmp_path / "histograms.png").stat().st_size > 1000
 
 
 def test_the_licence_of_an_installed_package_is_what_its_metadata_says():

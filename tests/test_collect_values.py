@@ -11,10 +11,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from nanotriton.collect.compose import compose, graph_of
-from nanotriton.collect.ir import Graph
-from nanotriton.collect.losses import PIECES
-from nanotriton.collect.operators import OPS
+from nanotriton.collect.compose.compose import compose, graph_of
+from nanotriton.collect.compose.ir import Graph
+from nanotriton.collect.compose.losses import PIECES
+from nanotriton.collect.compose.operators import OPS
 from nanotriton.executor import Executor
 from nanotriton.tasks.task import Task
 

@@ -4,6 +4,7 @@ import argparse
 import importlib
 import re
 import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -94,3 +95,17 @@ def test_a_command_that_a_document_names_is_accepted(file, command, monkeypatch,
         accept(program, words, monkeypatch)
     except SystemExit:
         raise AssertionError(f"{command}\n{capsys.readouterr().err}") from None
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ([], "error: DATA and KERNELBENCH are expected"),
+        (["results", "hub"], "error: results: no sft.jsonl or sft.jsonl.xz in it"),
+        (["results/data", "results"], "error: results: no folder level1 in it"),
+    ],
+)
+def test_the_speedrun_finds_a_wrong_path_before_anything_is_trained(words, why):
+    done = subprocess.run(["bash", "speedrun.sh", *words], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.startswith(why) and done.stderr.count("\n") == 1
+    assert not done.stdout

@@ -29,9 +29,10 @@ from nanotriton.heldout import heldout
 from nanotriton.kernels.logprob import token_logprobs
 from nanotriton.model import Transformer
 from nanotriton.model_config import ModelConfig
+from nanotriton.program import launch
 from nanotriton.reward.audit import read_samples
 from nanotriton.rollout import Episode
-from nanotriton.run import Run, launch
+from nanotriton.run import Run
 from nanotriton.tasks.task import Task
 from nanotriton.verdict import Verdict
 from nanotriton.world import World, idle_cores, setup

@@ -272,9 +272,8 @@ def test_other_tasks_meet_no_nan():
 
 
 def test_probabilities_reach_their_edges():
-    source = task(
-        "return -(torch.xlogy(x, x) + torch.xlogy(1 - x, 1 - x))", "torch.rand(20, 30)"
-    )  # the entropy of a coin
+    # the entropy of a coin
+    source = task("return -(torch.xlogy(x, x) + torch.xlogy(1 - x, 1 - x))", "torch.rand(20, 30)")
     reference = check(
         source,
         lambda m, x: -(torch.xlogy(x, x) + torch.xlogy(1 - x, 1 - x)),
@@ -553,3 +552,36 @@ def test_a_module_is_built_alike_while_its_calls_are_counted():
     first = reference.build(3).act.weight
     reference.forget_weights()
     assert torch.equal(first, reference.build(3).act.weight)
+
+
+# ---- complex numbers ----
+
+WAVES = "torch.randn(16, 20, dtype=torch.complex64)"
+
+
+def test_complex_numbers_are_distorted_in_both_parts_alike():
+    draw = lambda: torch.randn(40, 12, dtype=torch.complex64)
+    scaled, padded = stressed("scaled", draw), stressed("padded", draw)
+    assert not torch.equal(scaled, stressed("plain", draw))
+    empty = (padded == 0).all(1)
+    assert empty.any() and torch.equal(empty, (padded.real == 0).all(1))
+
+
+def normed(eps):
+    return lambda m, x: (
+        x * (x.real.square().sum(1, keepdim=True) + x.imag.square().sum(1, keepdim=True) + eps).rsqrt()
+    )
+
+
+COMPLEX = {
+    "an eps": ("return x / (x.abs().square().sum(1, keepdim=True) + 1e-6).sqrt()", normed(1e-6), normed(1e-5)),
+    "a limit": ("return x.abs().tanh() * x", lambda m, x: torch.tanh(x.abs()) * x, lambda m, x: x.abs().tanh() * x / (x.abs() / 12).clamp(min=1)),
+    "a maximum": ("return x.abs().softmax(1)", lambda m, x: x.abs().softmax(1), lambda m, x: x.abs().exp() / x.abs().exp().sum(1, keepdim=True)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("forward, right, wrong", COMPLEX.values(), ids=COMPLEX)
+def test_stress_reaches_complex_numbers(forward, right, wrong):
+    reference = Reference(task(forward, WAVES))
+    assert refused(reference, wrong)
+    accepted_by_many(reference, right)

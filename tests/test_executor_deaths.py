@@ -60,7 +60,7 @@ def wait_for(condition, what: str):
 
 
 def at_level(executor: Executor, wanted: int) -> int | None:
-    for group in list(executor._groups):
+    for group in list(executor.supervisor.groups):
         parents = processes(group)
         for pid in parents:
             if level(pid, parents) == wanted:
@@ -72,7 +72,7 @@ def test_close_returns_when_every_process_is_gone():
     executor = Executor(workers=1)
     future = executor.submit(TASK, HANGING)
     wait_for(lambda: at_level(executor, 3), "a child")
-    groups = list(executor._groups)
+    groups = list(executor.supervisor.groups)
     executor.close()
     assert not any(map(processes, groups))
     assert future.result(timeout=1).status == "infra_error"
@@ -102,13 +102,13 @@ def test_a_candidate_that_kills_its_workers_is_at_fault(executor):
     future = executor.submit(TASK, HANGING + "# suspect\n")
     for _ in range(2):
         process = wait_for(
-            lambda: next((p for p in list(executor._processes) if p.pid and p.entries), None),
+            lambda: next((p for p in list(executor.supervisor.workers) if p.pid and p.entries), None),
             "a worker that has it",
         )
         wait_for(lambda p=process: grandchildren(executor, p.pid), "its child")
         BEACON.pack_into(process.beacon, 0, next(iter(process.entries)), time.monotonic() + 1000, b"run")
         os.kill(process.pid, signal.SIGKILL)
-        wait_for(lambda p=process: p not in executor._processes, "the scheduler to see it")
+        wait_for(lambda p=process: p not in executor.supervisor.workers, "the supervisor to see it")
     verdict = future.result(PATIENCE)
     assert verdict.status == "crashed" and "twice" in verdict.message
 
@@ -117,7 +117,7 @@ def test_an_overdue_worker_is_killed_and_its_candidate_timed_out(executor):
     """A worker that misses its own alarm, as in one long native call."""
     future = executor.submit(TASK, HANGING + "# overdue\n")
     process = wait_for(
-        lambda: next((p for p in list(executor._processes) if p.pid and p.entries), None),
+        lambda: next((p for p in list(executor.supervisor.workers) if p.pid and p.entries), None),
         "a worker that has it",
     )
     wait_for(lambda: grandchildren(executor, process.pid), "its child")
@@ -127,7 +127,7 @@ def test_an_overdue_worker_is_killed_and_its_candidate_timed_out(executor):
 
 
 def grandchildren(executor: Executor, pid: int) -> list[int]:
-    parents = processes(executor._groups[0])
+    parents = processes(executor.supervisor.groups[0])
     return [p for p in parents if parents.get(parents[p]) == pid]
 
 
@@ -140,7 +140,7 @@ from nanotriton.tasks.task import Task
 executor = Executor(workers=1, timeout=100.0)
 futures = [executor.submit(Task(**probe.TASK), sys.argv[1] + f"# {i}") for i in range(4)]
 executor.submit(Task(**probe.TASK), "syntax error").result()
-print(executor._groups[0], executor.root, flush=True)
+print(executor.supervisor.groups[0], executor.root, flush=True)
 try:
     futures[0].result()
 except KeyboardInterrupt:
@@ -346,7 +346,7 @@ def test_what_ends_before_its_candidate_begins_is_our_failure(tmp_path, begin):
 
 
 def test_a_message_is_read_whole_or_not_sent():
-    """A verdict that was cut ended the scheduler, and with it every verdict to come."""
+    """A verdict that was cut ended the supervisor, and with it every verdict to come."""
     ours, theirs = pair()
     longest = {"names": ["x" * (MESSAGE_BYTES - len('{"names": [""]}'))]}
     send(ours, longest)

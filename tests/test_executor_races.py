@@ -1,4 +1,4 @@
-"""Moments at which a process dies just before the scheduler turns to it: the scheduler lives, and so does every verdict."""
+"""Moments at which a process dies just before the supervisor turns to it: the supervisor lives, and so does every verdict."""
 
 import errno
 import os
@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from nanotriton.config import ConfigError
-from nanotriton.executor import Executor, executor
+from nanotriton.executor import Executor, supervisor
 from nanotriton.executor.common import probe
 from nanotriton.executor.judge import worker
 from nanotriton.executor.sandbox import forks
@@ -28,7 +28,7 @@ def kill(pid: int) -> None:
 
 @slow
 def test_a_base_that_dies_as_it_is_asked_for_a_worker(monkeypatch):
-    real, asked = executor.ask_for_worker, []
+    real, asked = supervisor.ask_for_worker, []
 
     def ask(base, *rest):
         asked.append(base.popen.pid)
@@ -36,7 +36,7 @@ def test_a_base_that_dies_as_it_is_asked_for_a_worker(monkeypatch):
             kill(base.popen.pid)
         return real(base, *rest)
 
-    monkeypatch.setattr(executor, "ask_for_worker", ask)
+    monkeypatch.setattr(supervisor, "ask_for_worker", ask)
     with Executor(workers=1) as ex:
         assert ex.submit(TASK, probe.CANDIDATE).result(PATIENCE).correct
     assert len(set(asked)) == 2
@@ -57,10 +57,10 @@ def test_an_overdue_worker_that_is_gone_already(monkeypatch):
 
         future = ex.submit(TASK, hanging)
         busy = wait_for(
-            lambda: [p for p in list(ex._processes) if p.pid and p.entries], "a worker that has it"
+            lambda: [p for p in list(ex.supervisor.workers) if p.pid and p.entries], "a worker that has it"
         )
         wait_for(lambda: grandchildren(ex, busy[0].pid), "its child")
-        monkeypatch.setattr(executor.os, "kill", gone)
+        monkeypatch.setattr(supervisor.os, "kill", gone)
         BEACON.pack_into(busy[0].beacon, 0, next(iter(busy[0].entries)), 1.0, b"run")
         assert future.result(PATIENCE).status == "timeout"
         monkeypatch.undo()
@@ -71,30 +71,30 @@ def test_an_overdue_worker_that_is_gone_already(monkeypatch):
 @slow
 def test_others_accidents_are_no_failure_where_work_gets_done(monkeypatch):
     """A candidate that takes its whole limit is run again whenever its worker dies of another one, as often as that may be."""
-    monkeypatch.setattr(executor, "RESTARTS", 1)
+    monkeypatch.setattr(supervisor, "RESTARTS", 1)
     hanging = probe.CANDIDATE.replace("        y = torch", "        while True: pass\n        y = torch")
     with Executor(workers=1, timeout=8.0) as ex:
         future = ex.submit(TASK, hanging)
         for i in range(4):
             assert ex.submit(TASK, f"{probe.CANDIDATE}# {i}\n").result(PATIENCE).correct
             busy = wait_for(
-                lambda: [p for p in list(ex._processes) if p.pid and len(p.entries) == 1],
+                lambda: [p for p in list(ex.supervisor.workers) if p.pid and len(p.entries) == 1],
                 "a worker that has it",
             )
             os.kill(busy[0].pid, signal.SIGKILL)
-            wait_for(lambda b=busy[0]: b not in ex._processes, "the scheduler to see it")
+            wait_for(lambda b=busy[0]: b not in ex.supervisor.workers, "the supervisor to see it")
         assert future.result(PATIENCE).status == "timeout"
 
 
 @slow
-def test_a_scheduler_that_fails_says_so(monkeypatch):
+def test_a_supervisor_that_fails_says_so(monkeypatch):
     """Whatever it fails of: no candidate waits for ever, no more are taken, and closing is still possible."""
 
     def fail(*_):
         raise RuntimeError("on purpose")
 
     ex = Executor(workers=1)
-    monkeypatch.setattr(ex, "_dispatch", fail)
+    monkeypatch.setattr(ex.supervisor, "_dispatch", fail)
     monkeypatch.setattr("threading.excepthook", lambda args: None)
     assert ex.submit(TASK, probe.CANDIDATE).result(PATIENCE).status == "infra_error"
     ex._thread.join(PATIENCE)
@@ -119,16 +119,16 @@ def failing(times: int, real):
 @slow
 def test_a_machine_that_has_nothing_left_for_a_moment_costs_no_verdict(monkeypatch):
     for name in ("start_base", "ask_for_worker", "memory_file", "own_time"):
-        monkeypatch.setattr(executor, name, failing(2, getattr(executor, name)))
-    monkeypatch.setattr(executor, "IDLE_LOOK", 0.01)
+        monkeypatch.setattr(supervisor, name, failing(2, getattr(supervisor, name)))
+    monkeypatch.setattr(supervisor, "IDLE_LOOK", 0.01)
     with Executor(workers=1) as ex:
         assert ex.submit(TASK, probe.CANDIDATE).result(PATIENCE).correct
 
 
 def test_a_machine_that_has_nothing_left_is_an_infrastructure_failure(monkeypatch, caplog):
-    monkeypatch.setattr(executor, "start_base", failing(1000, None))
-    monkeypatch.setattr(executor, "IDLE_LOOK", 0.001)
-    monkeypatch.setattr(executor, "SHORT", 0.0)
+    monkeypatch.setattr(supervisor, "start_base", failing(1000, None))
+    monkeypatch.setattr(supervisor, "IDLE_LOOK", 0.001)
+    monkeypatch.setattr(supervisor, "SHORT", 0.0)
     with Executor(workers=1) as ex:
         for i in range(2):
             verdict = ex.submit(TASK, f"# {i}").result(PATIENCE)
@@ -165,7 +165,7 @@ def test_a_full_disk_makes_no_candidate_suspect(monkeypatch, error, suspected):
 
 def test_a_verdict_of_a_candidate_that_was_given_up_is_no_news():
     process = SimpleNamespace(entries={}, alone=True, finished=0)
-    Executor._worker_says(None, process, {"job": 7, "verdict": {"status": "correct"}})
+    supervisor.Supervisor._worker_says(None, process, {"job": 7, "verdict": {"status": "correct"}})
     assert process.finished == 1 and not process.alone
 
 

@@ -39,9 +39,8 @@ HELPER = "def helper(t):\n    half = t / 2\n    return half + half.abs()"
 def test_all_that_torch_computes_behind_a_tell_counts(body):
     first = module(f"if {IN_USE} == 0:\n    {body}\nreturn ours(x)", more=HELPER)
     indented = body.replace("\n    ", "\n")
-    last = module(
-        f"if {IN_USE} > 0:\n    return ours(x)\n{indented}", more=HELPER
-    )  # what is left if one side leaves
+    # what is left if one side leaves
+    last = module(f"if {IN_USE} > 0:\n    return ours(x)\n{indented}", more=HELPER)
     inner = module(
         f"if x.numel() > 4:\n    if {IN_USE} == 0:\n        {body.replace(chr(10), chr(10) + '    ')}\nreturn ours(x)",
         more=HELPER,
@@ -145,6 +144,35 @@ TELLS = {
         "f = self.ways.pop() if len(self.ways) > 1 else self.ways[0]\nreturn f(x)",
         "self.ways = [torch.cumsum, ours, ours]",
     ),
+    "functions of a list of the file's": module(
+        "return WAYS.pop(0)(x)", more="WAYS = [ours, ours, torch.erf]"
+    ),
+    "a table's values": module(
+        "self.calls += 1\nreturn list(WAYS.values())[self.calls](x)",
+        "self.calls = 0",
+        "WAYS = {0: ours, 1: ours, 2: torch.erf}",
+    ),
+    "a generator of functions": module(
+        "return next(self.ways)(x)", "self.ways = ways()", "def ways():\n    yield ours\n    yield torch.erf"
+    ),
+    "a generator that computes": module(
+        "self.x = x\nreturn next(self.answers)",
+        "self.answers = answers(self)",
+        "def answers(m):\n    yield ours(m.x)\n    while True:\n        yield m.x.abs()",
+    ),
+    "what a context manager gives": module(
+        "with way() as run:\n    return run(x)",
+        more="WAYS = [torch.erf, ours, ours]\n@contextlib.contextmanager\ndef way():\n    yield WAYS.pop()\nimport contextlib",
+    ),
+    "names that move up": module(
+        "S.now, S.soon = S.soon, torch.erf\nreturn S.now(x)",
+        more="import types\nS = types.SimpleNamespace(now=ours, soon=ours)",
+    ),
+    "a hook that sets a function": module(
+        "return self.run(x)",
+        "self.run = ours\nself.ways = [ours, torch.erf]\n"
+        "self.register_forward_pre_hook(lambda m, given: setattr(m, 'run', m.ways.pop(0)))",
+    ),
     "in a hook": module(
         "return ours(x)",
         "self.register_forward_hook(finish)",
@@ -225,6 +253,19 @@ HONEST = {
         "self.fc = nn.Linear(4, 4)",
         "def both(x, w, n):\n    M, K = x.shape[0], w.shape[-1]\n    blocks = n * M + K // 2\n    return ours(x, min(blocks, 2))",
     ),
+    "a generator that lasts for a call": module(
+        "for block in blocks(x.shape[0]):\n    y = ours(x, block)\nreturn y",
+        more="def blocks(n):\n    yield from range(1, min(n, 3))",
+    ),
+    "a hook that counts": module(
+        "return ours(x)",
+        "self.calls = 0\nself.register_forward_pre_hook(lambda m, given: setattr(m, 'calls', m.calls + 1))",
+    ),
+    "a kernel that a context chooses": module(
+        "with torch.cuda.device(x.device) as device:\n    return self.launch(x)",
+        more="",
+    )
+    + "\n    def launch(self, x):\n        return ours(x)\n",
     "a table that is kept": module(
         "if self.table is None or self.table.shape[0] < x.shape[0]:\n    f = 1.0 / 10000 ** (torch.arange(0, 8, 2) / 8)\n    self.table = torch.outer(torch.arange(x.shape[0]), f).cos()\nreturn ours(x)",
         "self.table = None",

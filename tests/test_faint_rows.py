@@ -49,6 +49,41 @@ def test_an_eps_counts(inputs, forward, right, wrong):
     accepted_by_many(reference, right)
 
 
+def rows_by(norm):
+    return lambda m, x: x @ (m.w / norm(m.w.norm(dim=1, keepdim=True))).T
+
+
+# name: (constructor, forward, right, wrong)
+BESIDE_WEIGHTS = {
+    "a limit of a norm": ("self.w = nn.Parameter(torch.randn(10, 24))", "return F.linear(x, F.normalize(self.w, eps=1e-7))", rows_by(lambda n: n.clamp(min=1e-7)), rows_by(lambda n: n.clamp(min=0.02))),
+    "an eps added to a norm": ("self.w = nn.Parameter(torch.randn(10, 24))", "return F.linear(x, self.w / (self.w.norm(dim=1, keepdim=True) + 1e-5))", rows_by(lambda n: n + 1e-5), rows_by(lambda n: (n * n + 1e-10).sqrt())),
+    "an eps within the root of a variance": ("self.register_buffer('v', torch.ones(24))", "return x / (self.v + 1e-5).sqrt()", lambda m, x: x * (m.v + 1e-5).rsqrt(), lambda m, x: x / (m.v.sqrt() + 1e-5)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("init, forward, right, wrong", BESIDE_WEIGHTS.values(), ids=BESIDE_WEIGHTS)
+def test_an_eps_beside_a_weight_counts(init, forward, right, wrong):
+    reference = Reference(task(forward, "torch.randn(8, 24)", init=init))
+    assert refused(reference, wrong)
+    accepted_by_many(reference, right)
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_an_eps_counts_whichever_argument_it_stands_beside(number):
+    def product(epsilons):
+        return lambda m, *given: torch.stack(
+            [t / (t.norm(dim=1, keepdim=True) + eps) for t, eps in zip(given, epsilons, strict=True)]
+        ).prod(0)
+
+    inputs = ", ".join(["torch.randn(14, 24)"] * 3)
+    forward = "n = lambda t: t / (t.norm(dim=1, keepdim=True) + 1e-7); return n(x) * n(y) * n(z)"
+    reference = Reference(task(forward, inputs, "x, y, z"))
+    epsilons = [1e-7, 1e-7, 1e-7]
+    accepted_by_many(reference, product(epsilons))
+    epsilons[number] = 1e-4
+    assert refused(reference, product(epsilons))
+
+
 def test_two_faint_rows_never_meet():
     """torch takes one limit for each of two norms; its documentation says one for their product."""
     inputs = "torch.randn(9, 20), torch.randn(9, 20)"

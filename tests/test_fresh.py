@@ -11,7 +11,8 @@ from nanotriton import config
 from nanotriton.executor.common import probe
 from nanotriton.model import Transformer
 from nanotriton.model_config import ModelConfig
-from nanotriton.run import Run, launch
+from nanotriton.program import launch
+from nanotriton.run import Run
 from nanotriton.tasks.bpe import train_tokenizer
 from nanotriton.tokenizer import Tokenizer
 from nanotriton.weights import save_model

@@ -374,9 +374,8 @@ def test_what_is_never_read_is_found_beside_a_gpu_in_millions_of_elements():
     assert places.tolist() == list(range(900_000, 900_050))
     assert gpu_runner.GpuRunner.find_unread(runner, trial, worth=False) is None
     runner.reference.inputs = lambda kind, seed: [x.expand(200, 3, 1_000_000)]
-    assert (
-        gpu_runner.GpuRunner.find_unread(runner, trial, worth=True) is None
-    )  # it would copy gigabytes in vain
+    # it would copy gigabytes in vain
+    assert gpu_runner.GpuRunner.find_unread(runner, trial, worth=True) is None
 
 
 def test_the_clock_stops_when_it_knows_enough():

@@ -247,9 +247,8 @@ def test_statistics_are_means_over_tokens_not_over_microbatches():
     sums, peaks = [], []
     parts = [grpo.ratio_stats(T(LOGP), T(ROLLOUT), T(MASK), prefix="mismatch_")]
     out = grpo.summarize(parts, lambda x: sums.append(x) or x * 2, lambda x: peaks.append(x) or x)
-    assert (
-        out["mismatch_tokens"] == 18 and len(sums) == len(peaks) == 1
-    )  # two collectives, however many statistics
+    # two collectives, however many statistics
+    assert out["mismatch_tokens"] == 18 and len(sums) == len(peaks) == 1
     close(out["mismatch_ratio_max"], np.exp(LOGP - ROLLOUT)[kept].max())
 
 

@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import re
 from pathlib import Path
 
 import pytest
@@ -115,3 +116,12 @@ def test_nothing_below_the_reward_imports_it():
         if any(target.startswith("nanotriton.reward") for target in targets)
     }
     assert users <= {"trainer", "reward"}
+
+
+def test_the_map_of_the_package_names_all_that_lies_in_it():
+    package = ROOT / "nanotriton"
+    there = {file.name for file in package.glob("*.py") if file.name != "__init__.py"}
+    there |= {f"{file.parent.name}/" for file in package.glob("*/__init__.py")}
+    text = ast.get_docstring(ast.parse((package / "__init__.py").read_text(encoding="utf-8")))
+    lines = text.partition("What lies where:")[2].partition("README.md")[0]
+    assert set(re.findall(r"\w+(?:\.py|/)", lines)) == there

@@ -31,7 +31,7 @@ leave(7)
 RANKS = """
 import atexit, os, sys, time
 from pathlib import Path
-from nanotriton.run import program
+from nanotriton.program import program
 
 def main(cfg, world):
     world.all_sum(__import__("torch").ones(100))

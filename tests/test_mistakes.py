@@ -16,7 +16,8 @@ import train_sft
 from nanotriton import config, stop
 from nanotriton.config import ConfigError
 from nanotriton.model_config import ModelError
-from nanotriton.run import Run, launch
+from nanotriton.program import launch
+from nanotriton.run import Run
 from nanotriton.tasks.bpe import train_tokenizer
 from nanotriton.tasks.prompt import of_text
 from nanotriton.tokenizer import Tokenizer

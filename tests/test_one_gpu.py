@@ -208,7 +208,7 @@ def test_what_is_kept_and_what_is_made_again():
         "qwen3", 151936, 1024, 3072, 28, 16, 8, head_dim=128, qk_norm=True, tie_word_embeddings=True
     )
     one, four = World(), World(world_size=4)
-    plan = lambda config, world, optimizer, tokens, copies, memory=85e9: distributed.plan(
+    plan = lambda config, world, optimizer, tokens, copies, memory=85e9: distributed.memory_plan(
         config, world, optimizer, tokens, copies, memory=memory
     )
     assert plan(big, four, "adamw", 4096, 0) == (False, 0, False)
@@ -221,4 +221,4 @@ def test_what_is_kept_and_what_is_made_again():
     assert plan(big, four, "adamw", 16384, 1, memory=150e9) == (False, 13, True)
     assert plan(big, four, "adamw", 16384, 1, memory=45e9) == (True, 36, False)  # the least that there is
     # a CPU's memory is the host's affair
-    assert distributed.plan(big, four, "adamw", 10**6, 1) == (False, 0, False)
+    assert distributed.memory_plan(big, four, "adamw", 10**6, 1) == (False, 0, False)

@@ -92,9 +92,8 @@ def test_a_row_that_names_a_task_is_asked_as_grpo_asks_it(tokenizer, tmp_path):
     cfg = train_sft.Config(data=data, max_len=100_000)
     pairs = train_sft.encode(read_pairs(data), cfg, tokenizer)
     [asked] = prompts_of([Task("t", SOURCE)], tokenizer, 100_000)
-    chats = (
-        pairs if tokenizer.has_chat_template else pairs[:2]
-    )  # elsewhere messages have no system's text apart
+    # elsewhere messages have no system's text apart
+    chats = pairs if tokenizer.has_chat_template else pairs[:2]
     assert [prompt for prompt, _ in chats] == [asked] * len(chats)
     assert {tuple(completion) for _, completion in pairs} == {(*tokenizer.encode("answer"), tokenizer.end_id)}
 
@@ -149,9 +148,8 @@ def test_a_raw_prompt_of_a_pretrained_model_begins_as_its_texts_did(tmp_path):
     for prompt in (DEFAULT.of(SOURCE), of_text("def f("), of_messages(DEFAULT.dicts())):
         [(ids, _)] = train_sft.encode([(prompt, "a")], train_sft.Config(max_len=10**6), tokenizer)
         assert ids[0] == tokenizer.bos_id and ids.count(tokenizer.bos_id) == 1
-    chat = Tokenizer(
-        write_byte_level(tmp_path / "chat", chat_template=LLAMA3, bos_token="<|begin_of_text|>")
-    )  # whose template writes the token itself
+    # whose template writes the token itself
+    chat = Tokenizer(write_byte_level(tmp_path / "chat", chat_template=LLAMA3, bos_token="<|begin_of_text|>"))
     assert build_prompt(Task("t", SOURCE), chat).count(chat.bos_id) == 1
     both = base_tokenizer(tmp_path / "both").folder  # the template and the post-processor write it
     (both / "chat_template.jinja").write_text("{{ bos_token }}" + TURN)

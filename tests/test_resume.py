@@ -14,8 +14,9 @@ import train_grpo
 import train_sft
 from nanotriton import config, provenance
 from nanotriton.executor.common import probe
+from nanotriton.program import launch
 from nanotriton.resume import check_settings
-from nanotriton.run import Run, launch
+from nanotriton.run import Run
 from nanotriton.world import World
 
 ROOT = Path(__file__).parent.parent
@@ -131,9 +132,8 @@ def test_sft_grows_by_steps_or_by_epochs(tmp_path):
         with pytest.raises(config.ConfigError):
             check_settings(folder, was, was | refused, train_sft.Config, "epochs", "")
     with pytest.raises(config.ConfigError, match="--steps 0"):
-        check_settings(
-            folder, was, was | {"steps": 7}, train_sft.Config, "steps", ""
-        )  # from epochs to steps is no growth
+        # from epochs to steps is no growth
+        check_settings(folder, was, was | {"steps": 7}, train_sft.Config, "steps", "")
 
 
 @pytest.mark.parametrize(

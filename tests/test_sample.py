@@ -15,7 +15,7 @@ import torch
 
 import sample
 from nanotriton.config import ConfigError
-from nanotriton.run import launch
+from nanotriton.program import launch
 from nanotriton.tasks.module import module_task
 from nanotriton.tasks.prompt import DEFAULT, SYSTEM
 from nanotriton.verdict import Verdict

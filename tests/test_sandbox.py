@@ -18,7 +18,7 @@ from nanotriton.executor.common.card import DEFAULT
 from nanotriton.executor.gpu.compiler import compile_kernel
 from nanotriton.executor.judge.job import Job
 from nanotriton.executor.judge.process import confinement
-from nanotriton.executor.sandbox import calls, files, linux, sandbox
+from nanotriton.executor.sandbox import files, linux, sandbox, system_calls
 from nanotriton.executor.sandbox.zygote import renumber
 from nanotriton.plan.plan import Kernel
 from nanotriton.plan.signature import signature
@@ -167,7 +167,10 @@ def test_what_other_programs_share_stays(tmp_path):
             "msgctl": (queue, 0, 0),
             "mq_unlink": (b"of-others",),
         }.items():
-            assert confined(tmp_path, lambda n=calls.DENIED[name], a=args: refused(n, *a)) == [-1, 1], name
+            assert confined(tmp_path, lambda n=system_calls.DENIED[name], a=args: refused(n, *a)) == [
+                -1,
+                1,
+            ], name
         assert libc.semctl(semaphores, 0, 12) == 0  # GETVAL
     finally:
         left = libc.shmctl(memory, 0, 0), libc.semctl(semaphores, 0, 0), libc.msgctl(queue, 0, 0)
@@ -198,7 +201,7 @@ def test_what_a_user_or_a_machine_has_so_many_of_is_not_used_up(tmp_path):
         "landlock_create_ruleset": ((ctypes.c_uint64 * 3)(1, 3, 0), 24, 0),
         "socketpair": (socket.AF_UNIX, socket.SOCK_STREAM, 0, (ctypes.c_int * 2)()),
     }.items():
-        assert confined(tmp_path, lambda n=calls.DENIED[name], a=args: refused(n, *a)) == [-1, 1], name
+        assert confined(tmp_path, lambda n=system_calls.DENIED[name], a=args: refused(n, *a)) == [-1, 1], name
     assert confined(tmp_path, lambda: fcntl.fcntl(os.pipe()[1], 1031, 1 << 20)) == "PermissionError"
     assert confined(tmp_path, timers) <= sandbox.QUEUED_SIGNALS
 
@@ -233,7 +236,7 @@ def test_nothing_of_a_file_can_be_changed(tmp_path, change, exec_ok):
 def test_metadata_calls_are_refused_by_number_too(tmp_path):
     """Those that Python or this kernel may lack."""
     numbers = [
-        calls.DENIED[name]
+        system_calls.DENIED[name]
         for name in ("fchmodat2", "setxattrat", "removexattrat", "file_setattr", "utimensat")
     ]
 
@@ -260,15 +263,14 @@ def test_no_signal_by_owning_a_file(tmp_path):
     import struct
 
     parent = os.getpid()
+    # FS_IOC_SETFLAGS
     for attempt in (
         own_signal(fcntl.F_SETOWN, parent),
         own_signal(fcntl.F_SETOWN, -os.getpgrp()),
         own_signal(fcntl.F_SETSIG, 9),
         own_signal(15, struct.pack("ii", 1, parent)),  # F_SETOWN_EX
         lambda: fcntl.ioctl(os.pipe()[0], 0x8901, struct.pack("i", parent)),  # FIOSETOWN
-        lambda: fcntl.ioctl(
-            os.open("candidate.py", os.O_RDONLY), 0x40086602, struct.pack("l", 0)
-        ),  # FS_IOC_SETFLAGS
+        lambda: fcntl.ioctl(os.open("candidate.py", os.O_RDONLY), 0x40086602, struct.pack("l", 0)),
     ):
         assert confined(tmp_path, attempt) == "PermissionError"
 
@@ -298,7 +300,7 @@ def test_nobody_else_is_made_to_wait(tmp_path):
         "sched_setattr": (parent, 0, 0),
         "sync": (),
     }.items():
-        assert confined(tmp_path, lambda n=calls.DENIED[name], a=args: refused(n, *a)) == [-1, 1]
+        assert confined(tmp_path, lambda n=system_calls.DENIED[name], a=args: refused(n, *a)) == [-1, 1]
     assert os.sched_getscheduler(0) == before
 
 
@@ -456,3 +458,9 @@ print([sys.getrefcount(x[0]) - n for x, n in zip((old, new), counts)])
 """
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == ("[0, 100]" if sys.version_info >= (3, 12) else "[100, 100]")
+
+
+def test_the_fields_behind_a_name_that_a_candidate_chose(tmp_path):
+    stat = tmp_path / "stat"
+    stat.write_bytes(b"7 (a) S \xff) Z 1 2 3\n")
+    assert linux.stat_fields(str(stat)) == ["Z", "1", "2", "3"]

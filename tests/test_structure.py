@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from nanotriton.executor.judge import moves, structure
 from nanotriton.executor.judge.kinds import MOVED
 from nanotriton.executor.judge.reference import Reference
-from tests.test_draws import refused, task
+from tests.test_draws import accepted_by_many, refused, task
 
 
 def by_bounds(m, x, y):
@@ -148,3 +148,29 @@ def test_what_is_never_given_is_named():
         "forward(mask)",
         "__init__(bias)",
     ]
+
+
+LAST = "return x[torch.arange(len(x)), y - 1] * 2"
+
+
+def test_no_length_is_drawn_that_would_count_from_the_end():
+    """The last step of a sequence without steps: torch takes that of the whole tensor, and a kernel anything."""
+
+    def own(m, x, y):
+        return x[torch.arange(len(x)), (y - 1).clamp(min=0)] * 2
+
+    def one_early(m, x, y):
+        return x[torch.arange(len(x)), (y - 2).clamp(min=0)] * 2
+
+    reference = Reference(task(LAST, "torch.randn(7, 20), torch.randint(9, 21, (7,))", "x, y"))
+    assert list(reference.moves.ways) == [1]
+    accepted_by_many(reference, own)
+    assert refused(reference, one_early)
+
+
+def test_indices_below_zero_that_a_task_draws_count_from_the_end():
+    reference = Reference(
+        task("return x[y].tanh()", "torch.randn(30, 5), torch.randint(-30, 30, (40,))", "x, y")
+    )
+    assert refused(reference, lambda m, x, y: x[y.clamp(min=0)].tanh())
+    accepted_by_many(reference, lambda m, x, y: x[y % 30].tanh())

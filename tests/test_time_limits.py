@@ -10,12 +10,13 @@ from types import SimpleNamespace
 import pytest
 
 from nanotriton.executor.common.card import DEFAULT
-from nanotriton.executor.executor import Executor
 from nanotriton.executor.judge import worker as workers
 from nanotriton.executor.judge.runner import Runner
+from nanotriton.executor.phases import Phases
 from nanotriton.executor.replay.replayer import ReplayError
 from nanotriton.executor.sandbox import clock, zygote
 from nanotriton.executor.sandbox.sandbox import Limits
+from nanotriton.executor.supervisor import workers_and_depth
 from nanotriton.verdict import Fault, Unrecordable
 
 
@@ -110,16 +111,11 @@ def test_what_a_replay_lacks_another_mode_may_have(status, kind):
     ],
 )
 def test_the_fallback_is_for_policies_that_need_no_plan(policy, mode, goes_on):
-    executor = object.__new__(Executor)
-    executor.device, executor.mode, executor.policy = "cuda", mode, policy
-    entry = SimpleNamespace(job={"phase": "replay"}, is_probe=False)
-    lacking = {"verdict": {"status": "unsupported"}, "fallback": True}
-    assert executor._next_phase(entry, lacking) == ("process" if goes_on else None)
-    assert executor._next_phase(entry, lacking | {"fallback": False}) is None
+    phases = Phases("cuda", mode, policy)
+    assert phases.after("replay", "unsupported", fallback=True) == ("process" if goes_on else None)
+    assert phases.after("replay", "unsupported", fallback=False) is None
 
 
 @pytest.mark.parametrize(("gib", "workers", "wanted"), [(139, 15, 15), (24, 15, 6), (24, 3, 3), (2, 15, 1)])
 def test_a_small_gpu_has_room_for_few_contexts(gib, workers, wanted):
-    executor = object.__new__(Executor)
-    executor.workers, executor.card = workers, replace(DEFAULT, total_memory=gib << 30)
-    assert executor._wanted("cuda") == (wanted, 1)
+    assert workers_and_depth("cuda", workers, 3, replace(DEFAULT, total_memory=gib << 30)) == (wanted, 1)

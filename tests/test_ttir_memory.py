@@ -98,9 +98,8 @@ def test_out_of_bounds():
         match=r"tt.store.*: 16 elements out of bounds: element 64 of Y, which has 64 \(program \(4, 0, 0\)\)",
     ):
         evaluate(shifted, (5,), x, y, 0, 60, N=16)
-    with pytest.raises(
-        OutOfBounds, match="all 16 elements out of bounds"
-    ):  # into the next buffer is as far as the moon
+    # into the next buffer is as far as the moon
+    with pytest.raises(OutOfBounds, match="all 16 elements out of bounds"):
         evaluate(shifted, (1,), x, y, 64, 60, N=16)
     with pytest.raises(OutOfBounds):
         evaluate(shifted, (1,), x, y, 2**31 - 20, 60, N=16)

@@ -165,10 +165,12 @@ def test_integer_arithmetic(op, dtype):
     assert z.tolist() == [wrap(python(a, b), out) for a, b in zip(x.tolist(), y.tolist())]
 
 
-def test_division_by_zero_and_its_overflow_do_not_crash():
-    x, y, z = (torch.tensor(v, dtype=torch.int32) for v in ([5, -(2**31)], [0, -1], [0, 0]))
-    for op in ("//", "%"):
-        evaluate(arith, (1,), x, y, z, OP=op, N=2)
+def test_division_by_zero_and_its_overflow_spoil_no_other_element():
+    x, y = torch.tensor([5, -(2**31), 7, 9]).int(), torch.tensor([0, -1, 2, 4]).int()
+    for op, right in (("//", [3, 2]), ("%", [1, 1])):
+        z = torch.zeros(4, dtype=torch.int32)
+        evaluate(arith, (1,), x, y, z, OP=op, N=4)
+        assert z[2:].tolist() == right
 
 
 @triton.jit

@@ -20,7 +20,7 @@ from nanotriton import distributed, weights
 from nanotriton.attention import packed
 from nanotriton.model import Transformer
 from nanotriton.model_config import ModelConfig, ModelError
-from nanotriton.run import users
+from nanotriton.program import users
 from nanotriton.tensor_files import shard_rows
 from nanotriton.tokenizer import Tokenizer
 from nanotriton.weights import fill, load_config, load_model, save_model
@@ -469,7 +469,8 @@ def test_old_folders_with_rope_buffers(tmp_path):
     edit_tensors(lambda t: t.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}))(
         tmp_path
     )
-    load_model(tmp_path)
+    ours = load_model(tmp_path)[0].state_dict()
+    assert all(torch.equal(ours[name], t) for name, t in random_model().state_dict().items())
 
 
 def test_names_that_are_no_folder(tmp_path, monkeypatch):

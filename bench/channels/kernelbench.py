@@ -36,10 +36,10 @@ from bench.channels.sources import ServerOptions
 from bench.results import usual_device
 from nanotriton import config
 from nanotriton.executor import Executor, Verdict
+from nanotriton.program import program
 from nanotriton.rules import rules
 from nanotriton.rules.extract import defines, extract_candidate, parse
 from nanotriton.rules.policy import POLICIES
-from nanotriton.run import program
 from nanotriton.schedule import Stream, seed_of
 from nanotriton.tasks import kernelbench
 from nanotriton.tasks.kernelbench import Problem

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bench.channels.compare import compare
 from bench.channels.report import load
-from nanotriton.config import Parser, die
+from nanotriton.config import Parser, die, reason
 from nanotriton.log import smooth
 
 POLICY = "strict"
@@ -27,7 +27,7 @@ def success(run: Path) -> list[tuple[int, float]]:
     try:
         rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, ValueError) as error:
-        die(f"{path}: {error}; the folder of a train_grpo.py run is expected")
+        die(f"{path}: {reason(error)}; the folder of a train_grpo.py run is expected")
     steps = [row for row in rows if row["stage"] == "grpo" and "statuses" in row]
     if not steps:
         die(f"{path}: no step of GRPO in it")

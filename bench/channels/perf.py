@@ -171,12 +171,13 @@ class GoldOperator:
     def __init__(self, text: str, number: int = -1, kind="bare", changed: Sequence[int] = ()):
         name = f"gold_{abs(hash(text))}"
         file = f"<{name}>"
+        # Triton reads kernels back from it
         linecache.cache[file] = (
             len(text),
             None,
             text.splitlines(True),
             file,
-        )  # Triton reads kernels back from it
+        )
         self.module = sys.modules[name] = types.ModuleType(name)
         exec(compile(text, file, "exec"), vars(self.module))
         self.number, self.kind, self.changed = number, kind, changed

@@ -171,9 +171,8 @@ def taxonomy(outcomes: Sequence[Outcome], causes: int = 3) -> list[dict]:
 def kind_of(message: str) -> str:
     """A message without what differs from candidate to candidate: the line, quoted names, numbers."""
     message = re.sub(r"^line \d+: | \(line \d+.*$", "", message)
-    message = re.sub(
-        r"'[^'\s]*'|\"[^\"\s]*\"", "'...'", message
-    )  # quotes around several words are a sentence's
+    # quotes around several words are a sentence's
+    message = re.sub(r"'[^'\s]*'|\"[^\"\s]*\"", "'...'", message)
     return re.sub(r"\d+(\.\d+)?(e[+-]?\d+)?", "N", message)[:160]
 
 

@@ -22,22 +22,24 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from bench.channels import sources
+from bench.channels.given import numbers_of
 from bench.channels.run import FREE, BenchmarkRun, Job, check
 from bench.channels.scores import NOT_COMPILED, Outcome, tables
 from bench.channels.sources import ServerOptions
 from bench.results import usual_device
-from nanotriton import config
+from nanotriton import config, log
 from nanotriton.collect.files import put_rows
 from nanotriton.executor import Executor, Verdict
+from nanotriton.program import program
 from nanotriton.rules.extract import extract_candidate
 from nanotriton.rules.policy import POLICIES
-from nanotriton.run import program
 from nanotriton.schedule import Stream, seed_of
 from nanotriton.tasks.prompt import read_prompt
 from nanotriton.tasks.sets import read_tasks
 from nanotriton.tasks.task import Task
 from nanotriton.world import World
 
+ROW = 'row {"task": name, "completion": text}'
 NEVER_SOLVED = 1 / 3  # of the tasks that no sample solved, the share that --sometimes keeps
 
 
@@ -47,8 +49,10 @@ class Config:
     model: str = ""  # candidates from a model folder or hub id, by our sampler
     # candidates from an OpenAI-compatible server: its URL, such as http://localhost:8000/v1
     endpoint: str = ""
-    samples: str = ""  # candidates from files: the samples.jsonl of a run, or a journal of this script
-    n: Annotated[int, ">= 1"] = 4  # candidates a task
+    # candidates from a .jsonl of {"task": its name, "completion": an answer}, such as a run's samples.jsonl
+    samples: str = ""
+    # candidates a task; none: 4 from a model or an endpoint, all there are from a file
+    n: Annotated[int | None, ">= 1"] = None
     policy: Literal[tuple(POLICIES)] = "strict"  # what counts as Triton
     device: Literal["cpu", "cuda"] = ""  # where candidates run; empty: cuda if there is a GPU
     limit: Annotated[int, ">= 0"] = 0  # only the first so many tasks of each group; 0: all
@@ -69,6 +73,8 @@ class Config:
 
     def __post_init__(self) -> None:
         self.device = self.device or usual_device()
+        if self.n is None and not self.samples:
+            self.n = 4
 
     def validate(self) -> None:
         check(self, "samples", "a task file, a folder of them, or a .jsonl of them,")
@@ -116,16 +122,23 @@ def problems_of(tasks: list[Task], limit: int = 0) -> list[Problem]:
 def read_given(path: str, problems: list[Problem]) -> dict[tuple[str, int], str]:
     """{(problem's name, sample): completion} of a samples.jsonl or a journal. Raises ValueError."""
     names = {p.task.name: p.name for p in problems} | {p.name: p.name for p in problems}
-    counts: dict[str, int] = {}
+    following: dict[str, int] = {}  # the number of a problem's next sample
     found = {}
-    for row in sources.read_jsonl(path):
+    if Path(path).is_dir():
+        raise ValueError(
+            f"--samples {path}: a .jsonl file with a {ROW} for each answer is expected; this is a folder"
+        )
+    for number, row in enumerate(sources.read_jsonl(path), 1):
         name = names.get(row.get("task") or row.get("problem") or "")
         if name and isinstance(row.get("completion"), str):
-            sample = row.get("sample", counts.get(name, 0))
-            counts[name] = sample + 1
-            found[name, sample] = row["completion"]
+            try:
+                first, equal = numbers_of(row, following.get(name, 0))
+            except ValueError as error:
+                raise ValueError(f"--samples {path} entry {number}: {error}") from None
+            following[name] = first + equal
+            found |= {(name, s): row["completion"] for s in range(first, first + equal)}
     if not found:
-        raise ValueError(f'--samples {path}: no row {{"task": name, "completion": text}} of a task in --data')
+        raise ValueError(f"--samples {path}: no {ROW} of a task in --data")
     return found
 
 
@@ -205,10 +218,14 @@ class TaskRun(BenchmarkRun):
         results = super().write()
         if results["complete"]:
             rates = pass_rates(self.outcomes())
+            chosen = {}
             if self.cfg.hard_last:
-                write_tasks(self.cfg.hard_last, hard_last(self.problems, rates), rates)
+                chosen[self.cfg.hard_last] = hard_last(self.problems, rates)
             if self.cfg.sometimes:
-                write_tasks(self.cfg.sometimes, sometimes(self.problems, rates, self.cfg.seed), rates)
+                chosen[self.cfg.sometimes] = sometimes(self.problems, rates, self.cfg.seed)
+            for path, problems in chosen.items():
+                write_tasks(path, problems, rates)
+                print(f"{path}: {len(problems)} of {log.counted(len(rates), 'task')}", file=sys.stderr)
         return results
 
 

@@ -47,8 +47,8 @@ from nanotriton import config, log
 from nanotriton.executor import Executor
 from nanotriton.executor.processes import cores
 from nanotriton.executor.script import ScriptExecutor
+from nanotriton.program import program
 from nanotriton.rules import rules
-from nanotriton.run import program
 from nanotriton.schedule import Stream, seed_of
 from nanotriton.tasks import tritonbench
 from nanotriton.tasks.prompt import Prompt
@@ -201,7 +201,9 @@ class TritonBench(BenchmarkRun):
 
     def compare(self, inflight: InFlight, running: Running) -> None:
         """Write down the verdicts of one problem, whose files have run."""
-        name, gold, executor = running.problem.name, inflight.gold(running), inflight.executor
+        name = running.problem.name
+        gold = inflight.gold(running)
+        executor = inflight.executor
         if gold.verdict.status != "infra_error":
             about = {"weak": gold.weak, "kept": running.kept is not None}
             verdict = dataclasses.asdict(gold.verdict)
@@ -232,9 +234,10 @@ class TritonBench(BenchmarkRun):
         if not todo:
             return
         cfg = self.cfg
+        # its processes start while the scripts are read
         with Executor(
             "cuda", "replay", cfg.workers, "none", cfg.timeout, time=True, memory_gib=cfg.memory_gib
-        ) as executor:  # its processes start while the scripts are read
+        ) as executor:
             scripts, facts = self.read_scripts({p.name: p for p, _ in todo})
             futures = []
             for p, s in todo:
@@ -289,7 +292,9 @@ class TritonBench(BenchmarkRun):
         found = []
         for p, s in self.wanted:
             if entry := self.journal.get("verdict", p.name, s, "tensors"):
-                v, call, stdout = entry["verdict"], bool(entry["call"]), bool(entry["stdout"])
+                v = entry["verdict"]
+                call = bool(entry["call"])
+                stdout = bool(entry["stdout"])
                 speed = self.journal.get("speed", p.name, s) or {}
                 outcome = Outcome(p.name, v["status"], v["stage"], v["message"], call, stdout)
                 found.append(dataclasses.replace(outcome, speedup=speed.get("speedup")))

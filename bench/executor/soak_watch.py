@@ -14,9 +14,10 @@ from collections import Counter
 from pathlib import Path
 
 from nanotriton.executor import Executor
-from nanotriton.executor.executor import RESTARTS
 from nanotriton.executor.judge.process import STARTUP as STARTUP
 from nanotriton.executor.sandbox.clock import own_time, waited
+from nanotriton.executor.sandbox.linux import stat_fields
+from nanotriton.executor.supervisor import RESTARTS
 
 LEVELS = ("base", "worker", "zygote", "child")
 ROUND = ("child", "worker", "child", "zygote", "child", "base")  # a round of kills, done in random order
@@ -29,12 +30,10 @@ def living(groups: set[int]) -> dict[int, tuple[int, float]]:
     """{process id: (parent's id, start in seconds since boot)} of these process groups, without zombies."""
     found = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            state, parent, group, *rest = Path("/proc", name, "stat").read_text().rsplit(")", 1)[1].split()
-        except (OSError, ValueError):
-            continue
-        if int(group) in groups and state not in "ZX":
-            found[int(name)] = (int(parent), int(rest[16]) / TICK)
+        with contextlib.suppress(OSError):  # it may end while it is looked at
+            state, parent, group, *rest = stat_fields(f"/proc/{name}/stat")
+            if int(group) in groups and state not in "ZX":
+                found[int(name)] = (int(parent), int(rest[16]) / TICK)
     return found
 
 
@@ -84,14 +83,14 @@ class Watcher(threading.Thread):
 
     def run(self) -> None:
         while not self.stop.wait(PAUSE):
-            self.groups.update(self.executor._groups)
+            self.groups.update(self.executor.supervisor.groups)
             self.look_at_stages()
             self.look_at_children()
         del self.executor  # and with it the sockets that only this thread would still hold
 
     def look_at_stages(self) -> None:
         """Each worker's beacon says which job it computes, in which stage, and when that is due."""
-        for process in list(self.executor._processes):
+        for process in list(self.executor.supervisor.workers):
             with contextlib.suppress(ValueError):  # its beacon was closed just now
                 job, due, stage = process.computing()
                 if not due or process.pid is None or job not in process.entries:
@@ -106,7 +105,9 @@ class Watcher(threading.Thread):
         Compile servers serve many candidates, each with a limit of its own: not they.
         """
         alive, now = living(self.groups), time.clock_gettime(time.CLOCK_BOOTTIME)
-        cuda = {base.popen.pid for base in list(self.executor._bases.values()) if base.flavour == "cuda"}
+        cuda = {
+            base.popen.pid for base in list(self.executor.supervisor.bases.values()) if base.flavour == "cuda"
+        }
         for pid, (_, started) in alive.items():
             if level(pid, alive) < 3:
                 continue
@@ -150,10 +151,10 @@ class Killer(threading.Thread):
 
     def kill(self, wanted: str) -> bool:
         """Kill a process of this level -> whether there was one that may be killed."""
-        alive = living(set(self.executor._groups))
+        alive = living(set(self.executor.supervisor.groups))
         spared = {
             p.pid
-            for p in list(self.executor._processes)
+            for p in list(self.executor.supervisor.workers)
             if p.alone or any(e.deaths or e.restarts >= RESTARTS for e in list(p.entries.values()))
         }
         victims = []
@@ -223,6 +224,6 @@ class Machine:
         found = []
         for name in filter(str.isdigit, os.listdir("/proc")):
             with contextlib.suppress(OSError):
-                if int(Path("/proc", name, "stat").read_text().rsplit(")", 1)[1].split()[1]) == os.getpid():
+                if int(stat_fields(f"/proc/{name}/stat")[1]) == os.getpid():
                     found.append(int(name))
         return found

@@ -30,8 +30,8 @@ from nanotriton import config, log
 from nanotriton.executor.common import probe
 from nanotriton.executor.judge.compare import kernelbench_allclose
 from nanotriton.executor.judge.reference import Reference
+from nanotriton.executor.judge.start import ALLOCATOR
 from nanotriton.executor.judge.trial import judge_trial
-from nanotriton.executor.judge.worker import ALLOCATOR
 from nanotriton.plan.trees import leaves, mapped, tensors
 from nanotriton.tasks.task import Task, find_tasks
 from nanotriton.verdict import Fault

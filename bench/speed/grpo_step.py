@@ -6,7 +6,7 @@
 
 Both have random weights of one shape, the same prompts, 8 samples of each, all as long as they may be, and
 one optimizer step on all samples. Both are judged by our executor, on the same candidates: those of
-bench.speed.training, as random weights write none. So a step is: sample, judge, forward, backward, update.
+bench.speed.stand_ins, as random weights write none. So a step is: sample, judge, forward, backward, update.
 
 TRL samples with transformers' continuous batching (--rollouts generate: with its plain generate), and trains
 bf16 weights, as it casts them for that. Ours are fp32 masters, with a bf16 copy to sample from. --micro says
@@ -31,11 +31,13 @@ import torch
 
 from bench.results import command, environment, write_json
 from bench.speed import training
-from bench.speed.training import GROUP, MODELS, Given, Tokens, given
+from bench.speed.stand_ins import GROUP, StandInExecutor, StandInTokenizer, tasks_and_pairs
+from bench.speed.training import MODELS
 from nanotriton import config, distributed
 from nanotriton.model_config import ModelConfig
+from nanotriton.program import program
 from nanotriton.reward.reward import reward
-from nanotriton.run import make_executor, program
+from nanotriton.run import make_executor
 from nanotriton.tasks.task import Task
 from nanotriton.world import World
 
@@ -85,7 +87,9 @@ class Peak(threading.Thread):
 
     def __init__(self, world: World):
         super().__init__(daemon=True)
-        self.world, self.bytes, self.over = world, 0, threading.Event()
+        self.world = world
+        self.bytes = 0
+        self.over = threading.Event()
 
     def reset(self) -> None:
         self.bytes = in_use(self.world)
@@ -196,7 +200,7 @@ def transformers_model(cfg: Config, world: World) -> torch.nn.Module:
     return model
 
 
-def judged(judge: Given, tasks: dict[str, Task]) -> Callable[..., list[float | None]]:
+def judged(judge: StandInExecutor, tasks: dict[str, Task]) -> Callable[..., list[float | None]]:
     """TRL's reward function: the executor's verdict on what stands for each sample."""
 
     def verdicts(completions: list, task: list[str], **columns: Any) -> list[float | None]:
@@ -215,9 +219,9 @@ def trl(cfg: Config, world: World, peak: Peak) -> dict[str, Any]:
 
     cuda = world.device.type == "cuda"
     many = cfg.warmup + cfg.steps
-    tasks, pairs = given(many, cfg.prompts, "gpu" if cuda else "cpu")
+    tasks, pairs = tasks_and_pairs(many, cfg.prompts, "gpu" if cuda else "cpu")
     vocab_size = MODELS[cfg.shape]["vocab_size"]
-    tokenizer = Tokens(vocab_size, cfg.prompt)  # the prompts of ours
+    tokenizer = StandInTokenizer(vocab_size, cfg.prompt)  # the prompts of ours
     rows = [
         {"prompt": " ".join(f"w{i}" for i in tokenizer.encode(task.source)), "task": task.name}
         for task in tasks
@@ -256,7 +260,7 @@ def trl(cfg: Config, world: World, peak: Peak) -> dict[str, Any]:
         )
         trainer = GRPOTrainer(
             transformers_model(cfg, world),
-            reward_funcs=judged(Given(executor, pairs), {task.name: task for task in tasks}),
+            reward_funcs=judged(StandInExecutor(executor, pairs), {task.name: task for task in tasks}),
             args=arguments,
             train_dataset=Dataset(pyarrow.Table.from_pylist(rows), fingerprint="prompts"),
             processing_class=words(vocab_size),

@@ -31,7 +31,8 @@ from bench.results import environment, write_json
 from nanotriton import config, distributed
 from nanotriton.heldout import heldout
 from nanotriton.log import smooth
-from nanotriton.run import Run, launch, make_executor, make_sampler
+from nanotriton.program import launch
+from nanotriton.run import Run, make_executor, make_sampler
 from nanotriton.tokenizer import Tokenizer
 from nanotriton.weights import load_model
 from nanotriton.world import World

@@ -94,9 +94,8 @@ def products(hidden: Tensor, weight: Tensor) -> None:
     """The four matrix products of the work, each whole."""
     logits = torch.mm(hidden, weight.t(), out_dtype=torch.float32)
     torch.mm(hidden, weight.t(), out_dtype=torch.float32, out=logits)
-    grad = logits.view(torch.bfloat16)[
-        :, : weight.shape[0]
-    ]  # stands for the logits' gradient, in their memory
+    # stands for the logits' gradient, in their memory
+    grad = logits.view(torch.bfloat16)[:, : weight.shape[0]]
     torch.mm(grad, weight)
     torch.mm(grad.t(), hidden, out_dtype=torch.float32)
 

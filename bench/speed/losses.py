@@ -22,8 +22,9 @@ import train_grpo
 from bench.results import environment, write_json
 from nanotriton import config, grpo
 from nanotriton.options import LossOptions, TraceOptions
+from nanotriton.program import program
 from nanotriton.reward.reward import RewardFunction
-from nanotriton.run import Run, program, sync_weights
+from nanotriton.run import Run, sync_weights
 from nanotriton.tasks.prompt import DEFAULT
 from nanotriton.tasks.sets import task_sets
 from nanotriton.tasks.task import Task

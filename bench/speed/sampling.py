@@ -123,9 +123,8 @@ def seconds_at_limit(model: Transformer, work: list[Request], bandwidth: float) 
     bandwidth: in bytes a second.
     """
     c = model.config
-    token = (
-        c.num_hidden_layers * 2 * c.num_key_value_heads * c.head_dim * 2
-    )  # bytes of a token's keys and values
+    # bytes of a token's keys and values
+    token = c.num_hidden_layers * 2 * c.num_key_value_heads * c.head_dim * 2
     steps = max(r.max_tokens for r in work) - 1
     tails = sum(r.n * r.max_tokens * (r.max_tokens - 1) // 2 for r in work) * token
     prompts = [len(r.prompt_ids) * (r.max_tokens - 1) * token for r in work]

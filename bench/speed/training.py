@@ -9,8 +9,7 @@
         --against one.json
 
 What is timed is train_sft.sft_step and train_grpo.grpo_step as they are. A model of random weights samples
-noise, so the executor is given other candidates instead: for each sample another synthetic task with its own
-solution (no two alike, so that no cache helps), every third one made wrong. `compare` uses the samples that
+noise, so the executor is given other candidates instead (stand_ins.py). `compare` uses the samples that
 its first run drew, as two batch shapes round differently in bf16, and one token drawn otherwise changes all
 that follow.
 
@@ -21,10 +20,9 @@ a layer and token for causal attention. Recomputed activations count as nothing.
 
 import dataclasses
 import json
-import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -36,15 +34,16 @@ import train_grpo
 import train_sft
 from bench.results import command, environment, write_json
 from bench.speed.sampling import QWEN3, SHAPES
+from bench.speed.stand_ins import GROUP, RecordedSampler, StandInExecutor, StandInTokenizer, tasks_and_pairs
 from nanotriton import config, distributed, grpo
 from nanotriton.checkpoint import local
 from nanotriton.executor.executor import Executor
 from nanotriton.model import Transformer
 from nanotriton.model_config import ModelConfig
+from nanotriton.program import program
 from nanotriton.reward.reward import RewardFunction, reward
-from nanotriton.run import make_executor, make_sampler, program, sync_weights
-from nanotriton.sampler import Request, Sample, Sampler
-from nanotriton.tasks import synthetic
+from nanotriton.run import make_executor, make_sampler, sync_weights
+from nanotriton.sampler import Sampler
 from nanotriton.tasks.task import Task
 from nanotriton.verdict import Verdict
 from nanotriton.weights import shard_rows
@@ -77,8 +76,6 @@ MODELS = {"tiny": TINY, "0.6b": QWEN3 | SHAPES["0.6b"], "8b": QWEN3 | SHAPES["8b
 # shape: (sequences a step and GPU, tokens a microbatch)
 WORK = {"tiny": (4, 256), "0.6b": (32, 32768), "8b": (16, 4096), "llama-8b": (16, 4096)}
 PEAK = {"H100": 989.4e12, "H200": 989.4e12}  # dense bf16 FLOP/s of the SXM cards, NVIDIA's data sheets
-GROUP = 8  # samples of a prompt
-ANSWER = "```python\nimport triton\n\n\nclass ModelNew:\n    pass\n```"  # every sample's text
 
 
 @dataclass
@@ -105,7 +102,7 @@ class Config:
     out: str = ""  # a JSON file to write
 
 
-# ---- models and data ----
+# ---- the model ----
 
 
 @torch.no_grad()
@@ -136,94 +133,12 @@ def make_model(cfg: Config, world: World, optimizer: str, tokens: int, copies: i
     tokens: of a microbatch. copies: how many the sampler holds beside it.
     """
     shape = ModelConfig(**MODELS[cfg.shape])
-    auto = distributed.plan(shape, world, optimizer, tokens, copies)
+    auto = distributed.memory_plan(shape, world, optimizer, tokens, copies)
     given = (cfg.reshard, cfg.recompute, cfg.defer)
     yes = (True, shape.num_hidden_layers, True)
     ways = [{"auto": a, "yes": y, "no": 0}[g] for a, y, g in zip(auto, yes, given, strict=True)]
     dtype = torch.bfloat16 if optimizer == "adam8" else torch.float32
     return randomize(distributed.empty(shape, world, dtype, *ways))
-
-
-class Tokens:
-    """In a tokenizer's place: any text is `prompt` random ids, any ids are ANSWER; there is no end token."""
-
-    has_chat_template, reads_source, eos_ids = False, True, frozenset()
-
-    def __init__(self, vocab_size: int, prompt: int):
-        self.vocab_size, self.prompt = vocab_size, prompt
-
-    def encode(self, text: str) -> list[int]:
-        generator = torch.Generator().manual_seed(int(Task("", text).key, 16) % 2**62)
-        return torch.randint(self.vocab_size, (self.prompt,), generator=generator).tolist()
-
-    def decode(self, ids: list[int]) -> str:
-        return ANSWER
-
-
-class Given:
-    """In the executor's place.
-
-    Whatever is submitted for a task, its next given (task, candidate) pair is judged.
-    """
-
-    time = False
-
-    def __init__(self, executor: Executor, pairs: dict[str, Iterator[tuple[Task, str]]]):
-        self.executor, self.pairs = executor, pairs
-
-    def expect(self, tasks: list[Task]) -> None:
-        """Each candidate has a task of its own here."""
-
-    def submit(self, task: Task, source: str, draw: str | None = None):
-        return self.executor.submit(*next(self.pairs[task.name]), draw)
-
-
-def given(steps: int, prompts: int, size: str) -> tuple[list[Task], dict[str, Iterator[tuple[Task, str]]]]:
-    """(the prompts of all steps, {a prompt's name: the GROUP pairs that stand for its samples})."""
-    tasks = synthetic.generate("rl", steps * prompts * GROUP, 0, size)
-    pairs = {}
-    for first in range(0, len(tasks), GROUP):
-        group = []
-        for j, task in enumerate(tasks[first : first + GROUP]):
-            group.append((task, wrong(task.solution) if j % 3 == 2 else task.solution))
-        pairs[tasks[first].name] = iter(group)
-    return tasks[::GROUP], pairs
-
-
-def wrong(source: str) -> str:
-    """The source with another value stored."""
-    return re.sub(r"(tl\.store\(out_ptr[^\n]*?, x)(?=[,)])", r"\1 + 1.0", source)
-
-
-class Recorded:
-    """A sampler whose samples come from a file, by their seeds; if there is none yet, it is written."""
-
-    def __init__(self, sampler: Sampler, path: Path, world: World):
-        self.sampler, self.path, self.world = sampler, path, world
-        self.known = json.loads(path.read_text()) if path.exists() else None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.sampler, name)
-
-    def generate(self, requests: list[Request], on_finish: Callable[[Sample], None]) -> None:
-        if self.known is None:
-            self.write(requests, self.sampler.generate(requests, on_finish))
-            return
-        for i, r in enumerate(requests):
-            for j, seed in enumerate(r.seeds):
-                on_finish(Sample(i, j, *self.known[str(seed)], "length"))
-
-    def write(self, requests: list[Request], groups: list[list[Sample]]) -> None:
-        """Write the samples of all ranks: {seed: (ids, logprobs)}."""
-        mine = {}
-        for request, group in zip(requests, groups, strict=True):
-            for seed, sample in zip(request.seeds, group, strict=True):
-                mine[str(seed)] = (sample.ids, sample.logprobs)
-        every = {}
-        for part in self.world.gather(mine):
-            every |= part
-        if self.world.is_main:
-            self.path.write_text(json.dumps(every))
 
 
 # ---- what is measured ----
@@ -269,7 +184,7 @@ def sft(cfg: Config, world: World, model: Transformer, optimizer, micro_tokens: 
     generator = torch.Generator().manual_seed(0)
     rows = torch.randint(shape.vocab_size, (each * world.world_size, length), generator=generator).tolist()
     batch = [(row[:1], row[1:]) for row in rows]
-    tokenizer = Tokens(shape.vocab_size, 1)
+    tokenizer = StandInTokenizer(shape.vocab_size, 1)
 
     def step() -> tuple[float, float]:
         """(loss, gradient norm). It ends by reading the loss, which waits for the GPU."""
@@ -329,7 +244,7 @@ def grpo_parts(
     train_grpo.Config.
     """
     steps, prompts = cfg.warmup + cfg.steps, cfg.samples // GROUP
-    tasks, pairs = given(steps, prompts, "gpu" if world.device.type == "cuda" else "cpu")
+    tasks, pairs = tasks_and_pairs(steps, prompts, "gpu" if world.device.type == "cuda" else "cpu")
     settings = dict(
         prompts=prompts,
         group=GROUP,
@@ -340,7 +255,7 @@ def grpo_parts(
         max_tokens=cfg.tokens,
         micro_tokens=cfg.micro_tokens or 16384,
     )
-    tokenizer = Tokens(model.config.vocab_size, cfg.prompt)
+    tokenizer = StandInTokenizer(model.config.vocab_size, cfg.prompt)
     sampler = make_sampler(
         model.config, world, tokenizer, model if shared else None, distributed.moments_to_come(optimizer)
     )
@@ -359,7 +274,7 @@ def grpo_parts(
         None,
         optimizer,
         sampler,
-        Given(executor, pairs),
+        StandInExecutor(executor, pairs),
     )
 
 
@@ -420,7 +335,7 @@ def compare(cfg: Config, world: World) -> dict[str, Any]:
             cfg, world, model, optimizer, executor, False, updates=2, lr=1e-5, mismatch="token_truncate"
         )
         if cfg.replay:
-            parts.sampler = Recorded(parts.sampler, Path(cfg.replay), world)
+            parts.sampler = RecordedSampler(parts.sampler, Path(cfg.replay), world)
         done = train_grpo.grpo_step(0, parts)
     sums = [
         sum(e.reward or 0.0 for e in done.episodes),

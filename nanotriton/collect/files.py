@@ -5,6 +5,19 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from nanotriton.config import ConfigError, reason
+
+
+def folder_for(out: str) -> Path:
+    """The folder of --out, made if it is not there. Raises ConfigError (one line)."""
+    try:
+        Path(out).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out {out}: cannot make this folder: {reason(error)}") from None
+    if not os.access(out, os.W_OK):
+        raise ConfigError(f"--out {out}: cannot write there: Permission denied")
+    return Path(out)
+
 
 def put(path: Path, text: str) -> None:
     temporary = path.with_name(path.name + ".tmp")

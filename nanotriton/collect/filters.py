@@ -24,9 +24,8 @@ class Decontaminator:
     """Knows the problems of the benchmark folders that were named."""
 
     problems: dict[str, Fingerprint] = field(default_factory=dict)  # by file
-    telling: dict[str, frozenset[int]] = field(
-        default_factory=dict
-    )  # n-grams of each file that few others have
+    # n-grams of each file that few others have
+    telling: dict[str, frozenset[int]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, folders: list[str]) -> "Decontaminator":

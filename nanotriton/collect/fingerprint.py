@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import torch
 import torch.fx
 
-from nanotriton.collect.operators import ALIASES, OPS
-from nanotriton.collect.trace import IDENTITY, MODULES, NAMES, symbolic_trace
+from nanotriton.collect.compose.operators import ALIASES, OPS
+from nanotriton.collect.compose.trace import IDENTITY, MODULES, NAMES, symbolic_trace
 
 SILENT = (
     *IDENTITY,

@@ -13,11 +13,11 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
 
-from nanotriton.collect.compose import compose
+from nanotriton.collect.compose.compose import compose
+from nanotriton.collect.compose.ir import Unfit
+from nanotriton.collect.compose.reasoning import reasoning
 from nanotriton.collect.fingerprint import Fingerprint, calls, digest, fingerprint, ngrams
-from nanotriton.collect.grammar import draw
-from nanotriton.collect.ir import Unfit
-from nanotriton.collect.reasoning import reasoning
+from nanotriton.collect.grammar.grammar import draw
 from nanotriton.collect.sources import fitted, small
 from nanotriton.executor.sandbox.sandbox import die_with_parent
 from nanotriton.tasks.task import Task
@@ -177,7 +177,7 @@ def compile_(made: Candidate) -> None:
 
     What weights fix is a number in its text, so it serves the small sizes alone.
     """
-    from nanotriton.collect.inductor import compiled
+    from nanotriton.collect.compile.inductor import compiled
 
     made.source = made.small
     try:
@@ -219,9 +219,8 @@ def fill(made: Candidate, task: Task) -> None:
     except Unfit as error:
         made.status, made.message = "unfit", str(error)[:200]
         return
-    except (
-        Exception
-    ) as error:  # our own fault, and one module of thousands: counted, and told by name in the report
+    except Exception as error:
+        # our own fault, and one module of thousands: counted, and told by name in the report
         made.status, made.message = "failed", f"{type(error).__name__}: {error}"[:200]
         return
     made.solution, made.reasoning = composed.source, reasoning(composed)

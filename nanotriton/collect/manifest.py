@@ -10,16 +10,16 @@ a distilled pair has the solution itself.
 import json
 from collections import Counter
 from collections.abc import Iterable
-from pathlib import Path
 
 import torch
 
 from nanotriton import log
-from nanotriton.collect.files import put_rows
+from nanotriton.collect.files import folder_for, put_rows
 from nanotriton.collect.fingerprint import digest
 from nanotriton.collect.make import make, pool
 from nanotriton.collect.pairs import pair
 from nanotriton.collect.sources import modules
+from nanotriton.config import reason
 from nanotriton.executor.processes import cores
 from nanotriton.rows import read_lines
 from nanotriton.tasks.task import Task
@@ -53,8 +53,7 @@ def rebuild(cfg) -> None:
     """
     lines = read(cfg.manifest)
     known = find_modules(lines, log.bar(modules(cfg.modules), desc="modules"))
-    folder = Path(cfg.out)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = folder_for(cfg.out)
     jobs = [job(entry, known) for entry in lines]
     missing = [
         entry | {"why": "its module is in none of --modules"} for entry, j in zip(lines, jobs) if not j
@@ -74,6 +73,7 @@ def rebuild(cfg) -> None:
     put_rows(folder / "missing.jsonl", missing + changed)
     if missing or changed:
         raise ValueError(complaint(cfg.manifest, len(rows), missing, changed))
+    print(f"{folder / 'sft.jsonl'}: {log.counted(len(rows), 'pair')}, all that {cfg.manifest} lists")
 
 
 def find_modules(lines: list[dict], tasks: Iterable[Task]) -> dict[tuple[str, bool], Task]:
@@ -136,7 +136,7 @@ def read(path: str) -> list[dict]:
     try:
         lines = [json.loads(text) for text in read_lines(path) if text]
     except (OSError, ValueError) as error:
-        raise ValueError(f"--from {path}: cannot read: {error}") from None
+        raise ValueError(f"--from {path}: cannot read: {reason(error)}") from None
     for number, entry in enumerate(lines, 1):
         if not isinstance(entry, dict) or any(name not in entry for name in NEEDED):
             raise ValueError(f"--from {path}, line {number}: an object with {', '.join(NEEDED)} is expected")

@@ -7,15 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from nanotriton.collect import manifest, report
-from nanotriton.collect.files import put_rows, read_journal
+from nanotriton.collect.files import folder_for, put_rows, read_journal
 from nanotriton.collect.filters import Duplicates
 from nanotriton.collect.sets import sort
 
 
-def write_sets(
-    cfg, order: list[dict], seconds: float, length: Callable[[str], int], classes: Counter
-) -> None:
-    """The sets, the manifest and the report of a journal's rows, into cfg.out.
+def write_sets(cfg, order: list[dict], seconds: float, length: Callable[[str], int], classes: Counter) -> str:
+    """The sets, the manifest and the report of a journal's rows, into cfg.out. Returns a line about them.
 
     order: the rows in the order of jobs. length: a text's length in tokens. classes: what became of the
     classes of packages.
@@ -30,7 +28,7 @@ def write_sets(
     numbers["classes"] = dict(classes.most_common())
     report.write(out, numbers, kept, length)
     counts = f"{len(kept['sft'])} pairs, {len(kept['rl'])} RL tasks, {len(kept['heldout'])} held-out tasks"
-    print(f"{out}: {counts}; {out / 'report.md'} is the data card")
+    return f"{out}: {counts}; {out / 'report.md'} is the data card"
 
 
 def merge(cfg) -> None:
@@ -40,12 +38,15 @@ def merge(cfg) -> None:
     for cfg, or has too many numbers, makes no pair, and its module is an RL task. Raises ValueError (one
     line) for what is no folder of a run.
     """
-    Path(cfg.out).mkdir(parents=True, exist_ok=True)
-    duplicates: dict[str, Duplicates] = defaultdict(Duplicates)
-    order, seconds, length = [], 0.0, token_counter(cfg.tokenizer)
     for folder in map(Path, cfg.merge):
         if not (folder / "journal.jsonl").is_file():
             raise ValueError(f"--merge {folder}: no journal.jsonl there; the folder of a run is expected")
+    folder_for(cfg.out)
+    duplicates: dict[str, Duplicates] = defaultdict(Duplicates)
+    order = []
+    seconds = 0.0
+    length = token_counter(cfg.tokenizer)
+    for folder in map(Path, cfg.merge):
         if (folder / "report.json").is_file():  # else the run was stopped, and its time isn't known
             seconds += json.loads((folder / "report.json").read_text())["seconds"]
         for row in read_journal(folder / "journal.jsonl").values():
@@ -56,7 +57,7 @@ def merge(cfg) -> None:
             if row["status"] == "kept" and (why := unwieldy(cfg, row, length)):
                 row |= {"status": "task", "message": why, "solution": ""}
             order.append(row)
-    write_sets(cfg, order, seconds, length, Counter())
+    print(write_sets(cfg, order, seconds, length, Counter()))
 
 
 def unwieldy(cfg, row: dict, length: Callable[[str], int]) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 from nanotriton import log
 from nanotriton.collect import distil
 from nanotriton.collect.distil import Conversation, converse
-from nanotriton.collect.files import Journal, put_rows
+from nanotriton.collect.files import Journal, folder_for, put_rows
 from nanotriton.collect.filters import Decontaminator, Duplicates
 from nanotriton.collect.fingerprint import canonical, digest
 from nanotriton.collect.make import computed_literals, make, pool
@@ -40,11 +40,10 @@ class Pipeline:
 
     def __init__(self, cfg):
         self.cfg = cfg
-        self.out = Path(cfg.out)
         for text in cfg.modules:
             kind_of(text)  # a mistake leaves no folder behind
         self.decontaminator = Decontaminator.of(cfg.exclude)
-        self.out.mkdir(parents=True, exist_ok=True)
+        self.out = folder_for(cfg.out)
         self.shard, self.shards = (int(n) for n in cfg.shard.split("/"))
         self.journal = Journal(self.out / "journal.jsonl")
         # Two routes may solve the same module: each has duplicates of its own, and no pair comes twice.
@@ -169,9 +168,8 @@ class Pipeline:
         if job["key"] in self.journal.rows:
             return None
         row = make(job | {"route": "distil"})
-        row["source"] = (
-            row["source"] if self.cfg.verify == "cuda" else row["small"]
-        )  # what the teacher sees is what is judged
+        # what the teacher sees is what is judged
+        row["source"] = row["source"] if self.cfg.verify == "cuda" else row["small"]
         return None if self.filtered(row) else row
 
     def go(self, judge: Verifier | None) -> None:
@@ -280,10 +278,15 @@ class Pipeline:
         order = self.ordered()
         if self.cfg.count and not self.cfg.modules:
             order = self.without_surplus(order)
+        line = write_sets(self.cfg, order, seconds, self.length, self.classes)
         if self.cfg.verify == "later":
-            rows = (emitted(row) for row in order if row["status"] == "emitted")
-            put_rows(self.out / "candidates.jsonl", rows)
-        write_sets(self.cfg, order, seconds, self.length, self.classes)
+            rows = [emitted(row) for row in order if row["status"] == "emitted"]
+            file = self.out / "candidates.jsonl"
+            put_rows(file, rows)
+            line = (
+                f"{file}: {log.counted(len(rows), 'candidate')}, not verified yet: --modules {file} does it"
+            )
+        print(line)
 
     def without_surplus(self, order: list[dict]) -> list[dict]:
         """The rows up to the last pair that is wanted, of the hard tasks as many as are wanted.

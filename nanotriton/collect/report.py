@@ -65,8 +65,13 @@ def report(
 
 def reasons(records) -> dict[str, int]:
     """The 40 commonest reasons of these records: their status, and the beginning of the message."""
-    told = (f"{r['status']}: {r['message'][:100]}" if r["message"] else r["status"] for r in records)
-    return dict(Counter(told).most_common(40))
+    found: Counter = Counter()
+    for r in records:
+        message = r["message"][:100]
+        if not message and r["meta"].get("withheld"):
+            message = "its solution is withheld, as those of all hard draws"
+        found[f"{r['status']}: {message}" if message else r["status"]] += 1
+    return dict(found.most_common(40))
 
 
 def families(records: list[dict]) -> dict:

@@ -14,6 +14,7 @@ import torch
 
 from nanotriton.collect.extract import extract
 from nanotriton.collect.paritybench import paritybench
+from nanotriton.config import reason
 from nanotriton.rows import is_rows, read_lines, read_object
 from nanotriton.tasks.module import module_task
 from nanotriton.tasks.task import Task
@@ -54,6 +55,8 @@ def kind_of(text: str) -> str:
     if path.is_file() and path.suffix == ".py":
         return "file"
     if path.is_dir():
+        if not any(path.rglob("*.py")):
+            raise ValueError(f"--modules {text}: no .py file in this folder")
         return "folder"
     if not text.replace(".", "").isidentifier():
         raise ValueError(
@@ -92,7 +95,7 @@ def rows(path: Path) -> Iterator[Task]:
     try:
         lines = read_lines(path)
     except (OSError, ValueError) as error:
-        raise ValueError(f"--modules {path}: cannot read: {error}") from None
+        raise ValueError(f"--modules {path}: cannot read: {reason(error)}") from None
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -190,9 +193,8 @@ class Shrink(ast.NodeTransformer):
 def folded(node: ast.expr) -> ast.expr:
     """`8205 * 2` as one number."""
     try:
-        value = eval(
-            compile(ast.Expression(node), "", "eval"), {"__builtins__": {}}
-        )  # arithmetic of literals only: no names
+        # arithmetic of literals only: no names
+        value = eval(compile(ast.Expression(node), "", "eval"), {"__builtins__": {}})
     except Exception:
         return node
     return ast.Constant(value) if type(value) is int else node

@@ -259,13 +259,17 @@ def parse(body: bytes) -> object:
     try:
         return json.loads(body)
     except ValueError:
-        pass
+        raise Later(f"the answer is {what_it_is(body)}") from None
+
+
+def what_it_is(body: bytes) -> str:
+    """In words, of a body that is not JSON."""
     start = body[:200].lstrip().lower()
     if start.startswith(b"data:"):
-        raise Later("the answer is an event stream, which was not asked for")
+        return "an event stream, which was not asked for"
     if start.startswith(b"<"):
-        raise Later(f"the answer is not JSON but a page: {words(body).text}")
-    raise Later("the answer is not JSON")
+        return f"not JSON but a page: {words(body).text}"
+    return "not JSON"
 
 
 def parts(message: dict) -> tuple[str, str]:

@@ -21,7 +21,9 @@ Who may import it. The trainer, the benchmarks, the audit and you may: `Executor
 `Verdict` are the interface. A benchmark may also import the part that it measures. The executor imports
 `rules`, `plan`, `tasks` and `verdict`, and nothing of the training.
 
-    executor.py    Executor: one scheduling thread, which owns all processes and all state
+    executor.py    Executor: candidates are submitted, and equal ones share a verdict
+    supervisor.py  its one thread: it owns all processes, hands out candidates, and handles deaths
+    phases.py      is a candidate replayed, run in process mode, or both?
     queue.py       candidates that wait, and which one a worker takes next
     processes.py   how processes are started, what they inherit, and how all of it ends
     base.py        the process that imports torch and triton once and then only forks workers

@@ -33,7 +33,9 @@ def base_main(control_fd: int, parent: int, flavour: str, root: str, card: dict)
     try:
         try:
             serve(socket.socket(fileno=control_fd), flavour, card, workers)
-        finally:  # the executor's end is seen twice, as its socket and as a signal: no end of the other
+        finally:
+            # the executor's end closes the socket and sends a signal: the one that comes later must not
+            # interrupt what follows
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
     finally:
         for pid in workers:
@@ -42,7 +44,7 @@ def base_main(control_fd: int, parent: int, flavour: str, root: str, card: dict)
                 os.waitpid(pid, 0)
         if outlives(parent):  # nobody else is left to do it
             remove_folder(root)
-            os.killpg(0, signal.SIGKILL)  # and the processes that a child has left which may fork
+            os.killpg(0, signal.SIGKILL)  # this process, and any that a child of process mode has left
 
 
 def _end(*_) -> None:
@@ -53,9 +55,9 @@ def _end(*_) -> None:
 def serve(control: socket.socket, flavour: str, card: dict, workers: set[int]) -> None:
     """Prepare, and then fork workers until the executor hangs up. workers: those that live are noted here."""
     from nanotriton.executor.common.card import Card
-    from nanotriton.executor.judge import worker
+    from nanotriton.executor.judge import start
 
-    worker.prepare(flavour, Card(**card))
+    start.prepare(flavour, Card(**card))
     gc.collect()
     forks.stop_counting_references()
     gc.freeze()  # keep the collector from touching (and so copying) the pages that all children share
@@ -65,7 +67,7 @@ def serve(control: socket.socket, flavour: str, card: dict, workers: set[int]) -
         request, fds = receive(control)
         if request is None:
             return
-        pid = _fork_worker(control, worker.main, request, fds)
+        pid = _fork_worker(control, start.main, request, fds)
         for fd in fds:
             os.close(fd)
         workers.difference_update([p for p in workers if os.waitpid(p, os.WNOHANG) != (0, 0)])

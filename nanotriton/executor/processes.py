@@ -1,4 +1,4 @@
-"""The executor's processes as its scheduler sees them: their start, their inheritance, and their end."""
+"""The executor's processes as its supervisor sees them: their start, their inheritance, and their end."""
 
 import contextlib
 import fcntl
@@ -18,11 +18,12 @@ import time
 from collections import deque
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from nanotriton.config import ConfigError
 from nanotriton.executor.common.card import Card
 from nanotriton.executor.common.limits import REFERENCES
+from nanotriton.executor.queue import Entry
+from nanotriton.executor.sandbox.linux import stat_fields
 from nanotriton.executor.sandbox.protocol import BEACON, pair, remove_folder, send
 from nanotriton.executor.sandbox.zygote import SLOW
 
@@ -61,15 +62,15 @@ def memory_share(workers: int) -> int:
 
 
 @dataclass(eq=False)
-class Process:
-    """A worker as the scheduler sees it."""
+class WorkerProcess:
+    """A worker as the supervisor sees it."""
 
     sock: socket.socket
     beacon: mmap.mmap
     flavour: str
     folder: str
     pid: int | None = None  # None: not forked yet
-    entries: dict[int, Any] = field(default_factory=dict)  # job's number -> executor.Entry
+    entries: dict[int, Entry] = field(default_factory=dict)  # in flight, by the number of the job
     finished: int = 0  # phases of candidates that it has finished
     alone: bool = False  # it has a suspect, and gets nothing else
     # keys of the tasks that it was given last, and so has loaded, each once
@@ -99,7 +100,7 @@ class Base:
     popen: subprocess.Popen
     sock: socket.socket
     ready: bool = False
-    unnamed: deque[Process] = field(default_factory=deque)  # workers asked for, in order
+    unnamed: deque[WorkerProcess] = field(default_factory=deque)  # workers asked for, in order
 
 
 def cores() -> int:
@@ -218,7 +219,7 @@ def start_base(flavour: str, root: str, visible: str | None, card: Card) -> Base
 
 def ask_for_worker(
     base: Base, root: str, number: int, memory: int, visible: str | None, card: Card
-) -> Process:
+) -> WorkerProcess:
     """Let a base fork a worker. Its process id comes later, but work may be sent to it at once.
 
     memory: bytes for each of its processes. Raises ConnectionError if the base is dead, and another OSError
@@ -239,7 +240,7 @@ def ask_for_worker(
     ours, theirs = pair()
     with theirs, open(os.memfd_create("beacon"), "r+b") as file:
         file.truncate(BEACON.size)
-        process = Process(ours, mmap.mmap(file.fileno(), BEACON.size), base.flavour, folder)
+        process = WorkerProcess(ours, mmap.mmap(file.fileno(), BEACON.size), base.flavour, folder)
         send(base.sock, options, (theirs.fileno(), file.fileno()))
     base.unnamed.append(process)
     return process
@@ -291,10 +292,8 @@ def any_left(groups: set[int]) -> bool:
     A thread that nobody has reaped yet (a zombie) holds none.
     """
     for stat in glob.iglob("/proc/[0-9]*/task/*/stat"):
-        # a thread may end while it is looked at
-        with contextlib.suppress(OSError), open(stat, encoding="utf-8", errors="replace") as file:
-            _, after_name = file.read().rsplit(")", 1)
-            state, _, group, *_ = after_name.split()
+        with contextlib.suppress(OSError):  # a thread may end while it is looked at
+            state, _, group, *_ = stat_fields(stat)
             if state not in "ZX" and int(group) in groups:
                 return True
     return False

@@ -24,7 +24,7 @@ class Entry:
     died_in: str = ""  # the stage that the last of them was in
     restarts: int = 0  # times it was in flight when a worker died of something else, having finished nothing
     given: float = 0.0  # when a worker got it (monotonic clock)
-    is_probe: bool = False
+    suspect: "Entry | None" = None  # of a probe: the candidate whose workers died, and which waits for it
     passed: int = 0  # times that others were taken while it was first in its queue
 
 

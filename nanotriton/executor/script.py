@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 
 from nanotriton.executor.executor import Executor
 from nanotriton.executor.judge.script import answer_path
-from nanotriton.executor.queue import Entry
+from nanotriton.executor.phases import ScriptPhases
 from nanotriton.tasks.task import Task
 from nanotriton.verdict import Verdict
 
@@ -34,6 +34,8 @@ class Answer:
 
 class ScriptExecutor(Executor):
     """An Executor for whole files. Options as for Executor; there are no rules and nothing is timed."""
+
+    PHASES = ScriptPhases
 
     def __init__(
         self,
@@ -62,15 +64,6 @@ class ScriptExecutor(Executor):
     def answer_file(self, source: str) -> str:
         """Where the answer of a file lies. It may be deleted, or copied for `read_answer`."""
         return answer_path(self.root, source)
-
-    def _first_phase(self) -> str:
-        return "script"
-
-    def _next_phase(self, entry: Entry, result: dict) -> str | None:
-        return None
-
-    def _flavour(self, phase: str) -> str:
-        return "record" if self.device == "cpu" else "cuda"
 
 
 def read_answer(path: str) -> Answer:

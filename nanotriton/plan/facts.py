@@ -80,7 +80,7 @@ def facts(plan: Plan) -> Facts:
     return found
 
 
-def shared_memory(plan: Plan, fresh: list[bool] | None = None) -> str | None:
+def answer_not_new(plan: Plan, fresh: list[bool] | None = None) -> str | None:
     """One line on an output that a caller can't write to as to the reference's, or None.
 
     fresh: of the reference. Where its output is fresh, the candidate's is no input, no weight and no memory

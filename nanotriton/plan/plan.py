@@ -97,9 +97,9 @@ class Plan:
     weights: list[Weight] = field(default_factory=list)
     inputs: Any = None  # tree of the arguments of forward
     outputs: Any = None  # tree of its result
-    # of a later call: (storage here, storage of the plan of the call before), for what that left behind
+    # for a later call, (storage here, storage in the plan of the call before) of what that call left behind
     carried: list[tuple[int, int]] = field(default_factory=list)
-    # of a later call: the tensor of each parameter and buffer that a step may have written to, by name
+    # for a later call, name -> tensor of each parameter and buffer that a step may have written to
     state: dict[str, int] = field(default_factory=dict)
     blobs: dict[str, bytes] = field(default_factory=dict)  # hash -> bytes
 

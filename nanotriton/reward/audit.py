@@ -63,7 +63,9 @@ def read_samples(path: Path, split: str | None = None) -> list[Sample]:
     try:
         lines = file.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{file}: cannot read: {reason(error)}") from None
+        raise ValueError(
+            f"{file}: cannot read: {reason(error)}; a run's folder, or a samples.jsonl, is expected"
+        ) from None
     found: dict[tuple[str, str], Sample] = {}
     splits = set()
     for number, line in enumerate(lines, 1):

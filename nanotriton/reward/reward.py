@@ -23,6 +23,7 @@ from nanotriton.verdict import Verdict
 # What a reward function returns: a number, or named parts that add up to it, or None for a sample that leaves
 # the batch.
 Value = float | dict[str, float] | None
+EXPECTED = "reward() must return a finite number, a dict of named ones, or None"
 
 
 @dataclass(frozen=True)
@@ -63,11 +64,6 @@ def reward(verdict: Verdict, config: RewardConfig = RewardConfig()) -> float | N
     if verdict.correct:
         return 1.0 + config.speed * execution.speed(verdict, config.slowest, config.fastest)
     return config.partial * execution.progress(verdict)
-
-
-def reward_config(options: RewardOptions) -> RewardConfig:
-    """The options of reward(). The length penalty is not one of them: train_grpo.py has --truncated soft."""
-    return RewardConfig(partial=options.partial, speed=options.speed)
 
 
 @dataclass(frozen=True)
@@ -122,9 +118,6 @@ def checked(value: Any) -> Value:
     return {name: finite(part) for name, part in value.items()}
 
 
-EXPECTED = "reward() must return a finite number, a dict of named ones, or None"
-
-
 def finite(value: Any) -> float:
     """The value as a float. ValueError (one line) if it is no finite number."""
     try:
@@ -166,7 +159,7 @@ def line_in(error: BaseException, path: Path) -> str:
 def reward_function(options: RewardOptions) -> RewardFunction:
     """The reward that the options ask for. ConfigError (one line) if its file can't be used."""
     if not options.reward:
-        config = reward_config(options)
+        config = RewardConfig(partial=options.partial, speed=options.speed)
         return RewardFunction(lambda verdict, completion, task: reward(verdict, config), config.noise)
     try:
         return load_reward(options.reward)

@@ -74,6 +74,8 @@ PLAIN_LAYERS = words("""
 """)
 NOT_JUDGED = words("backward jvp vjp vmap setup_context extra_repr")  # methods that no call of forward runs
 CALLS = words("forward __call__")  # a layer's attributes that run it
+# Methods of a container, or of an iterator, that give what is in it.
+GIVING = words("pop popleft popitem get setdefault values items copy __getitem__ __next__ __iter__ send")
 TURNED = words("T mT H mH")  # attributes that are the tensor in another order
 # What finishes a count or a sum of few numbers (plan_rules.py): whether it does, the plan shows.
 TOUCHES = words("""
@@ -109,7 +111,9 @@ class Search:
         self.branches = Branches(self.tells)
         self.seen: set[tuple[int, Runs]] = set()
         # the objects of which no more than an attribute is asked: `self.fc` in `self.fc.weight`
-        self.asked = {id(node.value) for node in source.nodes[ast.Attribute] if node.attr not in CALLS}
+        self.asked = {
+            id(node.value) for node in source.nodes[ast.Attribute] if node.attr not in CALLS | GIVING
+        }
         self.callees = {id(call.func) for call in source.nodes[ast.Call]}
         self.tests = _tests(source)
 
@@ -129,6 +133,8 @@ class Search:
     def _go(self, todo: list[Unit]) -> Violation | None:
         while todo:
             unit, runs = todo.pop()
+            if self._is_kept_generator(unit):  # how far it has come tells one call from another
+                runs = Runs.BEHIND
             if (id(unit), runs) in self.seen or self.source.is_kernel(unit) or self._becomes_kernel(unit):
                 continue
             self.seen.add((id(unit), runs))
@@ -140,6 +146,9 @@ class Search:
                 return violation
             todo += self._ways_on(unit, nodes)
         return None
+
+    def _is_kept_generator(self, unit: ast.AST) -> bool:
+        return isinstance(unit, ast.FunctionDef) and unit.name in self.tells.kept.generators
 
     def _becomes_kernel(self, unit: ast.AST) -> bool:
         """Whether a function is only given to triton.jit: `kernel = triton.jit(function)`."""
@@ -183,7 +192,11 @@ class Search:
         for node, runs in nodes:
             named = isinstance(node, ast.Name | ast.Attribute) and id(node) not in self.asked
             if runs == Runs.BEHIND and named and not (value and id(node) in self.callees):
-                found += [(other, runs) for other in self.source.called(node)]
+                if value and isinstance(node, ast.Attribute):  # m.n.pop(), where m is what a hook is given
+                    units = self.source.units.get(node.attr, [])
+                else:
+                    units = self.source.called(node)
+                found += [(other, runs) for other in units]
             if not isinstance(node, ast.Call):
                 continue
             if value:  # it was called where the value was made; what it gave is what counts
@@ -199,21 +212,22 @@ class Search:
         for other in units:  # of several values that a name may have, one is called
             one_of = len(units) > 1 and not isinstance(other, ast.FunctionDef)
             found.append((other, max(chosen, Runs.MAYBE) if one_of else chosen))
-        if chosen == Runs.BEHIND and isinstance(callee, ast.Attribute):  # a method of an object that changes
-            methods = self.source.units.get(callee.attr, [])
-            found += [(other, chosen) for other in methods if isinstance(other, ast.FunctionDef)]
+        # a method of an object that changes, or what its attribute was set to
+        if chosen == Runs.BEHIND and isinstance(callee, ast.Attribute):
+            found += [(other, chosen) for other in self.source.units.get(callee.attr, [])]
         if chosen == Runs.BEHIND and isinstance(callee, ast.Call | ast.Subscript):
             found.append((callee, chosen))
         return found
 
     def _answers(self, callee: ast.AST) -> list[ast.AST]:
-        """What the functions return that an expression calls; of a class it is the class."""
+        """What the functions return or yield that an expression calls; of a class it is the class."""
         found: list[ast.AST] = []
         for unit in self.source.called(callee):
             if isinstance(unit, ast.ClassDef):
                 found.append(unit)
             elif isinstance(unit, ast.FunctionDef):
-                found += [n.value for n in walk(*unit.body) if isinstance(n, ast.Return) and n.value]
+                gives = [n for n in walk(*unit.body) if isinstance(n, ast.Return | ast.Yield | ast.YieldFrom)]
+                found += [node.value for node in gives if node.value]
         return found
 
     # ---- what computes

@@ -290,7 +290,8 @@ class Tells:
         for node in nodes:
             if id(node) in others:  # what a function inside of it answers
                 continue
-            if isinstance(node, ast.Return) and node.value is not None and self.depends(node.value):
+            gives = isinstance(node, ast.Return | ast.Yield | ast.YieldFrom)
+            if gives and node.value is not None and self.depends(node.value):
                 return True
             leaves = isinstance(node, BRANCHES) and _holds(node, ast.Return | ast.Raise)
             if leaves and self.depends(node.test):

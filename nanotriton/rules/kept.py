@@ -38,14 +38,17 @@ LITERALS = ast.List | ast.ListComp | ast.Set | ast.SetComp | ast.Dict | ast.Tupl
 
 
 class Kept:
-    """attributes: names of attributes that calls move on. names: of other names, by function (Scopes)."""
+    """attributes: names of attributes that calls move on. names: of other names, by function (Scopes).
+    generators: names of generator functions of which a generator is kept."""
 
     def __init__(self, source: Source, scopes: Scopes, tensors: Tensors):
         self.source, self.scopes, self.tensors = source, scopes, tensors
         self.attributes: set[str] = set()
         self.names = scopes.empty()
+        self.generators: set[str] = set()
         self.constructors = _constructors(source)
         self.building = {id(node) for function in self.constructors for node in walk(function)}
+        self.building -= _in_hooks(source)
         self.aliases = self._aliases()
         self._stores()
         self._calls()
@@ -130,6 +133,9 @@ class Kept:
                     self.attributes.add(target.attr)
                 elif isinstance(target, ast.Name) and not self.scopes.home(target):
                     self.names[MODULE].add(target.id)
+                else:
+                    continue
+                self.generators |= {named} & generators
 
     # ---- whose it is
 
@@ -201,6 +207,18 @@ def _has_container(function: ast.FunctionDef, name: str) -> bool:
     defaults = default_values(function)
     nested = name not in {arg.arg for arg in parameters(function)}  # of a function inside of this one
     return nested or (name in defaults and not isinstance(defaults[name], ast.Constant))
+
+
+def _in_hooks(source: Source) -> set[int]:
+    """The nodes, by id, of functions that are registered as hooks: calls run them, wherever they are made."""
+    given = []
+    for call in source.nodes[ast.Call]:
+        name = last_name(call.func)
+        if name.startswith("register_") and name.endswith("hook"):
+            given += arguments(call)
+    named = {last_name(value) for value in given}
+    given += [function for function in source.nodes[ast.FunctionDef] if function.name in named]
+    return {id(node) for node in walk(*given)}
 
 
 def _constructors(source: Source) -> list[ast.FunctionDef]:

@@ -112,6 +112,7 @@ class Source:
             self.units[node.name].append(node)
         self.kernels = {node.name for node in self.nodes[ast.FunctionDef] if self.is_kernel(node)}
         self._look_up_assignments()
+        self._look_up_other_bindings()
 
     def _look_up_imports(self) -> None:
         for node in self.nodes[ast.Import]:
@@ -144,6 +145,17 @@ class Source:
                     self.units[name].append(node.value)
                     if jitted:
                         self.kernels.add(name)
+
+    def _look_up_other_bindings(self) -> None:
+        """Add to the units what `with way() as act` and `setattr(self, "act", Act())` bind."""
+        for item in self.nodes[ast.withitem]:
+            for name in mentions(walk(item.optional_vars)) if item.optional_vars else ():
+                self.units[name].append(item.context_expr)
+        for call in self.nodes[ast.Call]:
+            if getattr(call.func, "id", "") == "setattr" and len(call.args) == 3:
+                name = getattr(call.args[1], "value", None)
+                if isinstance(name, str):
+                    self.units[name].append(call.args[2])
 
     def _calls_jit(self, value: ast.AST) -> bool:
         """Whether an expression makes a kernel, as `autotune(...)(triton.jit(f))` does."""

@@ -230,7 +230,7 @@ def read_samples(path: str) -> dict[tuple[str, int], str]:
     found: dict[tuple[str, int], tuple[Path, str]] = {}
     root = Path(path)
     if not root.exists():
-        raise ValueError(f"{root}: no such file or folder")
+        raise ValueError(f"--samples {root}: no such file or folder")
     for file in sorted(root.rglob("*.py")):
         if match := SAMPLE.fullmatch(file.name):
             key = (f"{int(match[1])}/{int(match[2])}", int(match[3]))
@@ -247,5 +247,8 @@ def read_samples(path: str) -> dict[tuple[str, int], str]:
         except OSError as error:
             raise ValueError(f"{file}: cannot read: {error.strerror}") from None
     if not found:
-        raise ValueError(f"{root}: no file named level_<l>_problem_<id>_sample_<s>_kernel.py in it")
+        raise ValueError(
+            f"--samples {root}: no file in it is named level_<l>_problem_<id>_sample_<s>_kernel.py, or "
+            "level<l>/<id>_<Name>.py as the problems are"
+        )
     return {key: source for key, (_, source) in found.items()}

@@ -254,8 +254,9 @@ def join(rows: list[dict], problems: list[Problem], where: str) -> dict[tuple[st
         names = owners(row, problems)
         if not names:
             said = " ".join(str(row.get("instruction") or row.get("prompt") or "").split())[-60:]
+            said = f"(...{said})" if said else "(it has no instruction)"
             raise ValueError(
-                f"{where} entry {number}: a prediction for a problem that is not in the data (...{said})"
+                f"{where} entry {number}: a prediction for a problem that is not in the data {said}"
             )
         if len(names) > 1:
             raise ValueError(f"{where} entry {number}: it fits several problems: {', '.join(names)}")

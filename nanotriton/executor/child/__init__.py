@@ -9,7 +9,7 @@ What it trusts. It trusts its arguments, which a worker wrote. Nobody trusts it:
 stranger, and the worker checks them as such. So a forged plan gains no more than an honest one with the
 same steps.
 
-Who may import it. `judge/worker.py` may, to name the targets and to warm up before the first fork; so may
+Who may import it. `judge/start.py` may, to name the targets and to warm up before the first fork; so may
 `judge/process.py` and `judge/script.py`, for constants. It imports `plan`, `executor.common` and
 `executor.sandbox`, and nothing of `judge`, `gpu` or `replay`: a child inherits the memory that it was
 forked from, so the code here knows no reference, no seed and no answer.

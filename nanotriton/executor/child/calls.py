@@ -65,7 +65,7 @@ class Calls:
         if wanted.another is not None:
             plans.append(self.of_another(partial(build, wanted.another)))
             if not self.tape.repeats_first_elsewhere():
-                needed = len(plans) + 1  # and what that does to the first module
+                needed = len(plans) + 1  # the next call too: what has that one done to the first module?
         plans.append(self.again())
         if not self.tape.repeats(SECOND):
             needed = len(plans)

@@ -11,6 +11,10 @@ import torch
 from torch import nn
 
 GROWN = 16
+FADED = 8  # rows of a weight of which one is as small as an eps
+# Root mean squares of such rows, and sizes of such elements of a variance: an eps within a root or beside a
+# norm counts there.
+FAINT = (1e-3, 3e-5)
 Parameters = list[list]  # [shape, dtype] of each, in the order of their registration: fit for JSON
 
 
@@ -39,7 +43,8 @@ class Trained:
 
     tables: which of the parameters are embeddings, in the task. A candidate's need be no layers of torch's.
     flips: a parameter of one element changes its sign. grows: some elements become large, so that a limit
-    that the module sets to its weights (a clamp, a saturation) is reached.
+    that the module sets to its weights (a clamp, a saturation) is reached. fades: else some rows become
+    faint, so that an eps beside them counts.
     """
 
     parameters: tuple[int, ...]
@@ -47,6 +52,7 @@ class Trained:
     tables: tuple[Table, ...] = ()
     flips: bool = True
     grows: bool = False
+    fades: bool = True
 
     def __bool__(self) -> bool:
         return bool(self.parameters or self.buffers)
@@ -64,6 +70,7 @@ def describe(model: nn.Module, trained: Trained) -> dict:
         "buffers": [[name, list(t.shape), str(t.dtype)] for name, t in buffers],
         "flips": trained.flips,
         "grows": trained.grows,
+        "fades": trained.fades,
     }
 
 
@@ -74,6 +81,7 @@ def described(description: dict) -> Trained:
         tuple(Table(*table) for table in description["tables"]),
         description["flips"],
         description["grows"],
+        description["fades"],
     )
 
 
@@ -118,7 +126,7 @@ def train_(model: nn.Module, seed: int, trained: Trained) -> None:
         for number in trained.parameters:
             _train_parameter(parameters[number].detach(), generator, trained)
         for name in trained.buffers:
-            _train_buffer(buffers[name], generator)
+            _train_buffer(buffers[name], generator, trained)
         for table in trained.tables:
             if table.number in trained.parameters:
                 _train_rows(parameters[table.number].detach(), table)
@@ -137,9 +145,12 @@ def _factors(t: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return torch.empty(t.shape, dtype=torch.float32, device="cpu").uniform_(0.75, 1, generator=generator)
 
 
-def _train_buffer(buffer: torch.Tensor, generator: torch.Generator) -> None:
+def _train_buffer(buffer: torch.Tensor, generator: torch.Generator, trained: Trained) -> None:
     if may_change(buffer):
         buffer.mul_(_factors(buffer, generator).to(buffer.dtype))
+        variances = buffer.dim() == 1 and buffer.is_floating_point() and bool((buffer > 0).all())
+        if trained.fades and not trained.grows and variances:
+            _fade(buffer, generator)
     else:
         buffer.copy_(buffer[..., torch.randperm(buffer.shape[-1], generator=generator)])
 
@@ -161,6 +172,8 @@ def _train_parameter(param: torch.Tensor, generator: torch.Generator, trained: T
         param.copy_(torch.where(zero, noise.to(param.dtype), param))
     if trained.grows:
         _grow(param, generator)
+    elif trained.fades and param.dim() > 1:
+        _fade(param, generator)
 
 
 def _grow(param: torch.Tensor, generator: torch.Generator) -> None:
@@ -187,6 +200,19 @@ def _grow(param: torch.Tensor, generator: torch.Generator) -> None:
     flat = param.flatten().clone()
     flat[places] = large.to(param.dtype)
     param.copy_(flat.view(param.shape))
+
+
+def _fade(t: torch.Tensor, generator: torch.Generator) -> None:
+    """Make one row in FADED, one of four at least, as small as an eps is.
+
+    Its elements keep their proportions.
+    """
+    rows = len(t)
+    count = max(1, rows // FADED) if rows >= 4 else 0
+    for row in torch.randperm(rows, generator=generator)[:count].tolist():
+        size = FAINT[int(torch.randint(len(FAINT), (), generator=generator))]
+        rms = t[row].float().square().mean().sqrt().clamp(min=size)
+        t[row] = (t[row].float() * (size / rms)).to(t.dtype)
 
 
 def _train_rows(rows: torch.Tensor, table: Table) -> None:

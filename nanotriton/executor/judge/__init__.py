@@ -13,9 +13,10 @@ a failure from a short list, or that a plan cannot express it, with one line of 
 Who may import it. `executor/base.py` may, to start a worker, and `executor/script.py`, for one path. It may
 import every other wing of the executor, `rules`, `plan` and `tasks`.
 
+    start.py        how a worker begins
     worker.py       the process: its loop, its stages and their limits
     job.py          a candidate on its way, the child that it waits for, and what a child's end means
-    candidate.py    the spine: rules, recording, trials, timing, ablation
+    candidate.py    the spine: rules, recording, trials, further calls, timing, ablation
     recording.py    a recording, asked of a child and read as a stranger's bytes
     module.py       the task's file, imported; its arguments; what it prints; its faults
     reference.py    the task: loaded, drawn for, run in its own dtype and in float64
@@ -42,6 +43,7 @@ import every other wing of the executor, `rules`, `plan` and `tasks`.
     attributes.py   tensors that forward leaves on the module for others to read
     tuning.py       an autotuned kernel, after its tuner's runs
     calls.py        further calls of the same module: their answers, and the state that both leave
+    reference_calls.py  the same calls, made of the reference
     between.py      other weights between two calls
     memory.py       whose memory an answer lies in, and whether a later call overwrites it
     compare.py      is a tree of tensors the reference's answer
@@ -56,7 +58,8 @@ import every other wing of the executor, `rules`, `plan` and `tasks`.
     faint.py        weights and inputs whose effect is smaller than the tolerance: is it there?
     unread.py       data that was never looked at: does the reference need it?
     runner.py, gpu_runner.py   a plan as something that a trial can run, on the CPU and on a GPU
-    room.py         whether kernels fit on the card, where there is none
+    fits.py         whether kernels fit on the card, where there is none
+    ablation.py     how many launches matter
     measure.py      how fast a right candidate is
     process.py, script.py      the trusted halves of process mode and of whole files
 """

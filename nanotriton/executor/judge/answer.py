@@ -33,9 +33,9 @@ class Answer:
     precision: Precision = FULL
     seconds: float = 0.0  # that it took to compute
     usual_inputs: bool = False  # drawn as the task draws
-    # of outputs that something was compared with
+    # by the name of an output that was compared with something
     scales: dict[str, Scale] = field(default_factory=dict, repr=False)
-    # of outputs of few values by name, if other draws were asked
+    # by the name of an output of few values, if other draws were asked
     usual: dict[str, Usual] = field(default_factory=dict, repr=False)
 
 

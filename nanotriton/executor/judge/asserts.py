@@ -96,6 +96,7 @@ for name in ("scatter", "scatter_add", "scatter_reduce"):
     CALLED[_along] += [name, f"{name}_"]
 for name in ("index_add", "index_copy", "index_fill", "index_reduce"):
     CALLED[_along] += [name, f"{name}_"]
+PYTHONS = frozenset(CALLED[_indexed])  # where an index below 0 counts from the end
 RANGES = {name: ranges for ranges, names in CALLED.items() for name in names}
 
 
@@ -116,4 +117,21 @@ class Asserts(Watching):
             for t, least, most in RANGES[name](*args) if self.looks else ():
                 if not bool(((t >= least) & (t <= most)).all()):  # NaN is not
                     raise RuntimeError(f"{name}: an operand is not between {least:g} and {most:g}")
+        return func(*args, **(kwargs or {}))
+
+
+class Wraps(Watching):
+    """Notes in `met` whether an index below 0 was met where Python's rule counts it from the end.
+
+    A task whose draws have none does not mean the last element by one: it is what is left of a length of 0.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.met = False
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        if name in PYTHONS and not self.met:
+            self.met = any(bool((t < 0).any()) for t, _, _ in _indexed(*args))
         return func(*args, **(kwargs or {}))

@@ -2,21 +2,21 @@
 
 This is trusted code; the untrusted part is in the wing child/.
 
-Each mode is a generator: it yields the children that it wants (`Spawn`), is resumed with how each ended, and
-returns the facts for a Verdict. While one candidate waits for its child the worker goes on with another, so
-that all cores stay busy.
+Each mode is a generator: it yields the children that it wants (`Spawn`), and is resumed with how each ended.
+A Fault that it raises is the verdict; without one the candidate is right. While one candidate waits for its
+child the worker goes on with another, so that all cores stay busy.
 """
 
 import contextlib
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from functools import partial
 
 from nanotriton.executor.common.card import DEFAULT
 from nanotriton.executor.common.construct import seed_from
+from nanotriton.executor.judge.ablation import effective_launches
 from nanotriton.executor.judge.between import training_of
-from nanotriton.executor.judge.calls import calls_of, hides_state, judge_calls
-from nanotriton.executor.judge.compare import Answer, passes
+from nanotriton.executor.judge.calls import calls_of, judge_calls
 from nanotriton.executor.judge.configurations import judge_configurations
 from nanotriton.executor.judge.hints import hinted
 from nanotriton.executor.judge.job import Job, Spawn
@@ -30,22 +30,21 @@ from nanotriton.executor.judge.kinds import (
     with_same_buffers,
 )
 from nanotriton.executor.judge.module import excused
-from nanotriton.executor.judge.recording import ONE_TRIAL, Purpose, record
+from nanotriton.executor.judge.recording import ONE_TRIAL, Purpose, alike, prepares_numbers, record
 from nanotriton.executor.judge.reference import Reference
+from nanotriton.executor.judge.reference_calls import hides_state
 from nanotriton.executor.judge.runner import Runner
 from nanotriton.executor.judge.trial import Judged, judge_trial
 from nanotriton.executor.judge.tuning import judge_tuning
 from nanotriton.executor.judge.unread import check_unread
 from nanotriton.executor.sandbox.protocol import Ended
-from nanotriton.plan.plan import Plan
 from nanotriton.rules import rules
 from nanotriton.verdict import Fault, HoleFault, TaskFault, Unrecordable, ValueFault, out_of_memory
 
 # operators that bring a value to the host, or a shape that depends on values
 READS = frozenset({"_local_scalar_dense", "is_nonzero", "equal", "nonzero", "masked_select", "_unique2"})
-# Of a plan's last launches so many are left out one by one: at least the first number, and more as long as
-# all these replays together have no more launches than the second.
-LEAST_ABLATIONS, REPLAYED_LAUNCHES = 4, 256
+# the end of a message about a trial that is not drawn as the task draws
+STRESSED = "; inputs as get_inputs() draws them do not show it: these are {kind} (docs/executor.md)"
 
 
 @dataclass(frozen=True)
@@ -330,9 +329,6 @@ def judge_other_weights(
     return judge(way), way
 
 
-STRESSED = "; inputs as get_inputs() draws them do not show it: these are {kind} (docs/executor.md)"
-
-
 def judge_one(job: Job, worker, reference: Reference, trial: Trial, way: Way) -> Judged | None:
     """Judge a trial in this way, and say in the message what the trial is."""
     work = partial(judge_trial, reference, replace(trial, weights=way.weights), way.runner)
@@ -352,39 +348,6 @@ def is_final(fault: Fault) -> bool:
     return isinstance(fault, TaskFault) or fault.status in ("unsupported", "timeout", "memory_limit")
 
 
-def prepares_numbers(plan: Plan, other: Plan, names: Collection[str]) -> bool:
-    """Whether two recordings with other weights differ in numbers alone, and in no tensor made of weights.
-
-    A number (`weight.mean().item()`) may be read in the constructor, which knows of no training. A copy of a
-    weight may not: the kernel that reads it is wrong as soon as the weight is loaded or trained. names: of
-    the reference's weights.
-    """
-    return made_tensors(plan, names) == made_tensors(other, names)
-
-
-def made_tensors(plan: Plan, names: Collection[str]) -> list:
-    """What a recording holds beside the weights of these names."""
-    others = [weight for weight in plan.weights if not set(weight.names) & set(names)]
-    return constants(plan) + [plan.storages[plan.tensors[w.tensor].storage].blob for w in others]
-
-
-def constants(plan: Plan) -> list:
-    """The bytes of a plan's constants."""
-    return [s.blob for s in plan.storages if s.kind == "const"]
-
-
-def alike(one: Plan, other: Plan) -> bool:
-    """Whether two recordings are the same but for the values of weights."""
-    if constants(one) != constants(other):
-        return False
-    return (one.steps, one.kernels, one.tensors, one.weights) == (
-        other.steps,
-        other.kernels,
-        other.tensors,
-        other.weights,
-    )
-
-
 def in_room(worker, reference: Reference, stage: str, limit: float, work: Callable):
     """`work()`, as a stage.
 
@@ -401,29 +364,3 @@ def in_room(worker, reference: Reference, stage: str, limit: float, work: Callab
                 raise
         with worker.gpu.alone(), worker.stage(stage, limit):
             return work()
-
-
-def effective_launches(reference: Reference, trial: Trial, runner: Runner) -> int:
-    """How many of the last few launches matter: without one of them the answer changes, or the run breaks.
-
-    1 if none does alone but all do together: a launch that only repeats another one makes neither of them a
-    decoy.
-    """
-    with excused("drawing inputs"):
-        inputs = reference.inputs(trial.kind, trial.inputs)
-    whole = Answer(runner.whole(trial, inputs), None, None, [])
-
-    def matters(skip: int | range) -> bool:
-        try:
-            return not passes(runner(inputs, trial.weights, skip)[0], whole)
-        except Fault as fault:
-            if fault.status == "memory_limit":  # other workers' tasks, not the launch that was left out
-                raise
-            return True
-
-    launches = range(runner.launches)
-    few = max(LEAST_ABLATIONS, REPLAYED_LAUNCHES // max(1, len(launches)))
-    effective = sum(matters(i) for i in launches[-few:])
-    if not effective and len(launches) > 1:
-        return int(matters(launches))
-    return effective

@@ -9,6 +9,7 @@ from functools import partial
 
 import torch
 
+from nanotriton.executor.judge.asserts import PYTHONS, Wraps
 from nanotriton.executor.judge.compare import Answer
 from nanotriton.executor.judge.kinds import MOVED, TRIALS, Trial
 from nanotriton.executor.judge.marks import MARK, marks
@@ -27,8 +28,8 @@ from nanotriton.executor.judge.structure import promises, ways_of_drawn
 from nanotriton.plan.trees import identical, leaves, tensors
 
 LOWEST = -8  # a smaller integer names no dimension
-# Of what is left, so many are named, and by so many characters: a verdict is a message of limited length,
-# and a task may be given a list of thousands of words.
+# A verdict names so many of the arguments that no trial varies, in so many characters each: its message has a
+# limit, and a task may be given a list of thousands of words.
 NAMED, LETTERS = 50, 100
 
 
@@ -132,6 +133,8 @@ class Search:
             answer = reference.finite_answer(kind, self.seed, reference.moved_weights(self.seed))
             if answer is None or layout(answer) != self.wanted or not self.survives_others(kind):
                 return False
+            if self.wraps(kind) and not self.wraps("plain"):
+                return False
             self.found = moves
             return True
         except Exception:  # get_inputs or the constructor, of what it did not expect
@@ -147,6 +150,15 @@ class Search:
         """
         reference, weights = self.reference, self.reference.moved_weights(self.seed)
         return all(reference.takes(Trial(kind, self.seed + number, weights)) for number in (1, 2))
+
+    def wraps(self, kind: str) -> bool:
+        """Whether the reference counts an index below 0 from the end, on a draw of this kind."""
+        reference = self.reference
+        if not PYTHONS & reference.called:
+            return False
+        seen, weights = Wraps(), self.seed if kind == "plain" else reference.moved_weights(self.seed)
+        reference.run(reference.inputs(kind, self.seed), weights, kind=kind, watched=seen)
+        return seen.met
 
     def all_change(self, moves: Moves) -> bool:
         """Whether each argument that is moved is another one afterwards."""

@@ -36,10 +36,18 @@ class Luck:
     second for what a GPU does in a millisecond. Single ones are drawn on the host, where nothing waits for a
     GPU.
 
-    literals: numbers of the task's text (literals.py)."""
+    literals: numbers of the task's text (literals.py). faint: what `faint_alone` has chosen in other tensors
+    of the draw, {size of a dimension: indices}."""
 
-    def __init__(self, generator: torch.Generator, device: torch.device, literals: tuple[float, ...] = ()):
+    def __init__(
+        self,
+        generator: torch.Generator,
+        device: torch.device,
+        literals: tuple[float, ...] = (),
+        faint: dict[int, set[int]] | None = None,
+    ):
         self.literals = literals
+        self.faint = {} if faint is None else faint
         self.host = self.local = generator
         self.device = device
         if device.type != "cpu":
@@ -161,9 +169,14 @@ def faint_slices(x: Tensor, luck: Luck) -> None:
 
 
 def faint_alone(x: Tensor, luck: Luck) -> None:
-    """Some slices of each dimension are faint, and none is large: where exponentials overflow."""
-    for dim in range(x.dim()):
-        make_faint(x, dim, set(), luck)
+    """Some slices of each dimension are faint, and none is large: where exponentials overflow.
+
+    They are others than those of the tensors before: of two rows that are both faint a product is nothing.
+    """
+    for dim, n in enumerate(x.shape):
+        taken = luck.faint.setdefault(n, set())
+        if 2 * len(taken) < n:
+            make_faint(x, dim, taken, luck)
 
 
 def make_faint(x: Tensor, dim: int, taken: set[int], luck: Luck) -> None:
@@ -287,6 +300,8 @@ KINDS: dict[str, tuple[Step, ...]] = {
     "plain": (),
     "scaled": (signs, factors, apart, one_sign),
     "tied": (signs, factors, apart, one_sign, ties, at_literals),
+    "scaled beside faint": (signs, factors, apart, one_sign, faint_alone),
+    "tied beside faint": (signs, factors, apart, one_sign, ties, at_literals, faint_alone),
     "positive": (factors,),  # signs are kept, for tasks that take logarithms or roots
     "tied positive": (factors, ties, at_literals),
     "heavy": (signs, tails),
@@ -309,6 +324,8 @@ KINDS: dict[str, tuple[Step, ...]] = {
 ONCE = frozenset(["sunk", "holes", "infinite", "beyond"])
 # Only the first is distorted so, others in another way: of two rows that are both faint a product is nothing.
 FIRST_ALONE = {"faint": "padded", "faint heavy": "heavy", "faint positive": "padded positive"}
+# All but the first are distorted so, and that in another way: an eps beside them counts too.
+OTHERS_ALONE = {"scaled beside faint": "scaled", "tied beside faint": "tied"}
 # Under these a task's constants are moved too. What it makes of zeros or ones alone (a first state, a mask to
 # be) is drawn: floats up to 0.25 off; when padded, one truth value in eight is the other one, and one integer
 # 1 in eight is 0. What it makes of other numbers is scaled as a whole, which keeps its order.
@@ -336,18 +353,41 @@ ZEROS_AND_ONES = frozenset(["zeros", "ones", "zeros_like", "ones_like", "new_zer
 NUMBERS = frozenset(["full", "full_like", "new_full", "lift_fresh", "arange", "linspace", "logspace", "eye"])
 
 
-def distort(x: Tensor, kind: str, generator: torch.Generator, literals: tuple[float, ...] = ()) -> None:
-    """Do a kind's steps to a tensor in place; anything but floating point is left alone."""
+def distort(
+    x: Tensor,
+    kind: str,
+    generator: torch.Generator,
+    literals: tuple[float, ...] = (),
+    faint: dict[int, set[int]] | None = None,
+) -> None:
+    """Do a kind's steps to a tensor in place; integers and truth values are left alone.
+
+    Both parts of complex numbers are distorted alike. faint: that of Luck.
+    """
+    if x.is_complex() and not x.is_conj():
+        state = generator.get_state()
+        for part in torch.view_as_real(x.detach()).unbind(-1):
+            generator.set_state(state)
+            distort(part, kind, generator, literals)
     if not x.is_floating_point() or not x.numel():
         return
     with torch.no_grad():
-        x, luck = x.detach(), Luck(generator, x.device, literals)
+        x, luck = x.detach(), Luck(generator, x.device, literals, faint)
         for step in KINDS[kind]:
             step(x, luck)
 
 
+def kind_of(kind: str, number: int) -> str:
+    """The kind that a tensor is distorted under, by its number among those that a draw of `kind` distorts."""
+    return (FIRST_ALONE if number else OTHERS_ALONE).get(kind, kind)
+
+
 def distorted_late(
-    given: Tensor, kind: str, generator: torch.Generator, literals: tuple[float, ...] = ()
+    given: Tensor,
+    kind: str,
+    generator: torch.Generator,
+    literals: tuple[float, ...] = (),
+    faint: dict[int, set[int]] | None = None,
 ) -> Tensor:
     """A copy of what `get_inputs` has returned, distorted: the task may keep what it returned.
 
@@ -356,7 +396,7 @@ def distorted_late(
     x = copy.deepcopy(given.detach())  # which keeps its strides
     labels = kind not in ONCE | {"wild"} and bool(((x == 0) | (x == 1)).all())
     if not labels:
-        distort(x, kind, generator, literals)
+        distort(x, kind, generator, literals, faint)
     elif x.is_floating_point() and x.numel():
         with torch.no_grad():
             soften(x, Luck(generator, x.device))
@@ -375,6 +415,7 @@ class Stress(Watching):
         self.literals = literals
         self.generator = torch.Generator().manual_seed(seed)
         self.distorted = 0
+        self.faint: dict[int, set[int]] = {}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         made = func(*args, **(kwargs or {}))
@@ -391,11 +432,11 @@ class Stress(Watching):
         return made
 
     def drawn(self, x: Tensor) -> None:
-        if not x.is_floating_point() or (self.distorted and self.kind in ONCE):
+        floats = x.is_floating_point() or x.is_complex()
+        if not floats or (self.distorted and self.kind in ONCE):
             return
-        kind = FIRST_ALONE.get(self.kind, self.kind) if self.distorted else self.kind
+        distort(x, kind_of(self.kind, self.distorted), self.generator, self.literals, self.faint)
         self.distorted += 1
-        distort(x, kind, self.generator, self.literals)
 
     def constant(self, x: Tensor) -> None:
         """Move zeros or ones."""

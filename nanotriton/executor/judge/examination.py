@@ -152,7 +152,8 @@ class Examination:
         anew = partial(reference.construct, seed)
         trained = what_to_train(reference.on_host(seed), reference.on_host(seed + 1), anew)
         kind = reference.chosen(TRIALS[1])
-        ways = (trained, replace(trained, flips=False))
+        plainer = replace(trained, fades=False)
+        ways = (trained, plainer, replace(plainer, flips=False))
         for way in (*ways, *(way.without_buffers() for way in ways)):
             weights = -seed if way.buffers else with_same_buffers(-seed)
             reference.trained = way
@@ -196,7 +197,9 @@ class Examination:
         """The arguments that are the same in two draws, by number, both draws of each other tensor, and where
         each argument is. Notes which floats are `drawn`."""
         given, other = (self.reference.draw("plain", self.seed + i) for i in range(2))
-        same, fixed, drawn = same_tensors(given, other), {}, {}
+        same = same_tensors(given, other)
+        fixed = {}
+        drawn = {}
         others = [leaf for _, leaf in leaves(other)]
         for i, (_, leaf) in enumerate(leaves(given)):
             if i in same or not isinstance(leaf, torch.Tensor):
@@ -211,7 +214,7 @@ class Examination:
         """The first of these kinds that the reference survives."""
         reference = self.reference
         for kind in kinds:
-            if not fits(kind, reference.called):
+            if not fits(kind, reference.called, len(reference.drawn)):
                 continue
             if kind in reference.kinds or (self.may_tie(kind) and self.survives(kind)):
                 return kind

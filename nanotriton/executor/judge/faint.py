@@ -26,10 +26,11 @@ from nanotriton.verdict import ValueFault
 
 MOST = 24  # tensors of a task that are looked at
 HIDDEN = 4.0  # times FLOOR: a larger effect than that can't be left out unseen
-RESOLVED = 0.25  # of an effect: the reference's own rounding may be off by so much where it says something
-ENOUGH = 32  # elements at which it does
+# An element says something where the reference's own rounding is at most this part of the effect there. At
+# least so many elements must.
+RESOLVED, ENOUGH = 0.25, 32
 SAMPLE = 1 << 18  # elements of an output that are looked at
-SLOPE, SIGMAS = 0.5, 6.0  # what is allowed: so much, and standard errors
+SLOPE, SIGMAS = 0.5, 6.0  # a slope may be off from 0 by so much, and so many standard errors more
 SHARED = 4.0  # times what independent errors have in common by chance
 
 
@@ -119,7 +120,7 @@ def regress(g: torch.Tensor, own: torch.Tensor, w: torch.Tensor, halved: torch.T
     slope = float((error * left).sum()) / power
     rest = error - slope * left
     deviation = math.sqrt(float((rest * left).square().sum())) / power
-    if abs(slope) > SLOPE + SIGMAS * deviation:  # else what elements share can't matter
+    if abs(slope) > SLOPE + SIGMAS * deviation:  # what elements share only widens the deviation
         place = torch.arange(0, own.numel(), step, device=own.device)[kept]
         for slices in slicings(own.shape, place):
             if share(rest, w, slices):

@@ -3,12 +3,15 @@ needs of a task."""
 
 from dataclasses import dataclass
 
-from nanotriton.executor.judge.draws import ONCE, PADDED
+from nanotriton.executor.judge.draws import ONCE, OTHERS_ALONE, PADDED
 
 # Of each trial the first kind that the task survives; without one there is no such trial.
 TRIALS = (
     ("plain",),
-    ("tied", "scaled", "tied positive", "positive", "plain"),
+    (
+        *("tied beside faint", "tied", "scaled beside faint", "scaled"),
+        *("tied positive", "positive", "plain"),
+    ),
     (
         *("faint", "padded", "uneven", "faint heavy", "heavy"),
         *("faint positive", "padded positive", "uneven positive", "positive"),
@@ -83,6 +86,7 @@ UNSTABLE = frozenset(["kthvalue", "median", "mode", "cummax", "cummin"]) | ASKED
 # kind: operators of which the task must call one
 ONLY = {
     "tied": ROUNDING | ASKED,
+    "tied beside faint": ROUNDING | ASKED,
     "tied positive": ROUNDING | ASKED,
     "wild": NAN_AWARE,
     "holes": NAN_AWARE,
@@ -90,13 +94,18 @@ ONLY = {
     "beyond": WHOLE,
 }
 # kind: operators of which the task must call none, because elements tie, or differ by less than rounding
-NEVER = dict.fromkeys(("tied", "tied positive", "edges", "faint heavy", *PADDED), UNSTABLE)
+NEVER = dict.fromkeys(
+    ("tied", "tied positive", "edges", "faint heavy", *PADDED, *OTHERS_ALONE),
+    UNSTABLE,
+)
 NEVER["beyond"] = QUOTIENTS  # a large one has no digits left in a kernel's own division
 
 
-def fits(kind: str, called: set[str]) -> bool:
-    """Whether a kind is of use for a task that calls these operators. If it calls one of ASKED, ties may
-    still be unfair (`ties_choices`)."""
+def fits(kind: str, called: set[str], drawn: int) -> bool:
+    """Whether a kind is of use for a task that calls these operators and draws so many tensors of floats. If
+    it calls one of ASKED, ties may still be unfair (`ties_choices`)."""
+    if kind in OTHERS_ALONE and drawn < 2:
+        return False
     needed, refused = ONLY.get(kind), NEVER.get(kind, frozenset()) - ASKED
     return (needed is None or bool(needed & called)) and not refused & called
 

@@ -13,7 +13,7 @@ from nanotriton.executor.judge.computing import Computing
 from nanotriton.executor.judge.kinds import Trial
 from nanotriton.executor.judge.module import excused
 from nanotriton.executor.judge.reference import Reference
-from nanotriton.plan.facts import shared_memory
+from nanotriton.plan.facts import answer_not_new
 from nanotriton.plan.trees import identical, tensors
 from nanotriton.verdict import Fault
 
@@ -33,14 +33,14 @@ class Memory:
 def check_memory(reference: Reference, trials: list[Trial], got) -> None:
     """Raise Fault for an answer of the candidate's that shares memory, or loses its values, where the
     reference's does not. got: calls.Calls."""
-    doubtful = [n for n, plan in enumerate(got.plans) if n and shared_memory(plan)]
+    doubtful = [n for n, plan in enumerate(got.plans) if n and answer_not_new(plan)]
     if not doubtful and not got.overwritten:
         return
     with excused("on its own inputs, called again"):
         theirs = memory_of(reference, trials)
     for call in doubtful:
-        if shared := shared_memory(got.plans[call], theirs.fresh[call]):
-            raise Fault("wrong_value", f"in another call of the same module, {shared}")
+        if not_new := answer_not_new(got.plans[call], theirs.fresh[call]):
+            raise Fault("wrong_value", f"in another call of the same module, {not_new}")
     for call, number in sorted(got.overwritten - theirs.overwritten):
         raise Fault(
             "wrong_value",

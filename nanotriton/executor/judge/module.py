@@ -142,9 +142,8 @@ def excused(doing: str):
         raise
     except Exception as error:
         if out_of_memory(error):
-            raise TaskFault(
-                "memory_limit", f"the task needs more memory than there is for it (memory_gib), {doing}"
-            ) from error
+            limit = "more memory than a process may have here (memory_gib; the benchmarks' --memory-gib)"
+            raise TaskFault("memory_limit", f"the task needs {limit}, {doing}") from error
         cause = error.__cause__ if isinstance(error, Exited) else error
         said = cause.msg if isinstance(cause, SyntaxError) else cause
         text = f"{type(cause).__name__}: {said}".split("\n")[0][:300]

@@ -56,7 +56,7 @@ def _same(one: Any, other: Any) -> bool:
     """Whether two containers hold the same. Identity is looked at first, so this hardly ever calls Python."""
     try:
         return bool(one == other)
-    except Exception:  # of a value, as a NumPy array's, which is another object then
+    except Exception:  # a NumPy array, say, has no one truth value; then it was replaced
         return False
 
 

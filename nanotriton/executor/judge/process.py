@@ -15,15 +15,7 @@ import torch
 
 from nanotriton.executor.child.process import NO_ROOM
 from nanotriton.executor.judge.between import Training, training_of
-from nanotriton.executor.judge.calls import (
-    ANOTHER,
-    EVALUATION,
-    Calls,
-    another_seed,
-    calls_of,
-    hides_state,
-    judge_calls,
-)
+from nanotriton.executor.judge.calls import Calls, another_seed, calls_of, judge_calls
 from nanotriton.executor.judge.candidate import check_rules, stands
 from nanotriton.executor.judge.compare import Answer, passes
 from nanotriton.executor.judge.job import Job, Spawn, check_ended, not_its_own
@@ -31,6 +23,7 @@ from nanotriton.executor.judge.kinds import Trial, grown, untrained, with_same_b
 from nanotriton.executor.judge.module import excused
 from nanotriton.executor.judge.recording import SLACK
 from nanotriton.executor.judge.reference import Reference
+from nanotriton.executor.judge.reference_calls import ANOTHER, EVALUATION, hides_state
 from nanotriton.executor.judge.trial import judge_trial
 from nanotriton.executor.sandbox.protocol import Ended
 from nanotriton.executor.sandbox.sandbox import Limits

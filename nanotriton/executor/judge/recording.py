@@ -3,7 +3,7 @@ stranger. Trusted code; the untrusted part is child/record.py."""
 
 import itertools
 import math
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from dataclasses import dataclass
 
 from nanotriton.executor.common.asked import Asked
@@ -18,7 +18,7 @@ from nanotriton.executor.judge.runner import Runner
 from nanotriton.executor.sandbox.protocol import Ended
 from nanotriton.executor.sandbox.sandbox import Limits
 from nanotriton.plan.aten import check
-from nanotriton.plan.facts import shared_memory
+from nanotriton.plan.facts import answer_not_new
 from nanotriton.plan.plan import DTYPES, Plan, PlanError, malformed
 from nanotriton.plan.validate import check_follows
 from nanotriton.rules import rules
@@ -149,8 +149,8 @@ def check_plans(job: Job, reference: Reference, plans: list[Plan], another: int 
         raise Fault(
             "wrong_shape", f"the answer takes {size} bytes, the task's inputs and answer {reference.bytes}"
         )
-    if shared := shared_memory(first, reference.facts.fresh):
-        raise Fault("wrong_value", shared)
+    if not_new := answer_not_new(first, reference.facts.fresh):
+        raise Fault("wrong_value", not_new)
 
 
 def check_effects(job: Job, reference: Reference, left: object) -> None:
@@ -200,3 +200,39 @@ def read_names(ended: Ended, wanted: list[str]) -> dict[str, str]:
     if type(own) is not list or len(own) != len(wanted) or not all(type(name) is str for name in own):
         return {}
     return dict(zip(own, wanted, strict=True))
+
+
+# ---- two recordings ----
+
+
+def prepares_numbers(plan: Plan, other: Plan, names: Collection[str]) -> bool:
+    """Whether two recordings with other weights differ in numbers alone, and in no tensor made of weights.
+
+    A number (`weight.mean().item()`) may be read in the constructor, which knows of no training. A copy of a
+    weight may not: the kernel that reads it is wrong as soon as the weight is loaded or trained. names: of
+    the reference's weights.
+    """
+    return made_tensors(plan, names) == made_tensors(other, names)
+
+
+def made_tensors(plan: Plan, names: Collection[str]) -> list:
+    """What a recording holds beside the weights of these names."""
+    others = [weight for weight in plan.weights if not set(weight.names) & set(names)]
+    return constants(plan) + [plan.storages[plan.tensors[w.tensor].storage].blob for w in others]
+
+
+def constants(plan: Plan) -> list:
+    """The bytes of a plan's constants."""
+    return [s.blob for s in plan.storages if s.kind == "const"]
+
+
+def alike(one: Plan, other: Plan) -> bool:
+    """Whether two recordings are the same but for the values of weights."""
+    if constants(one) != constants(other):
+        return False
+    return (one.steps, one.kernels, one.tensors, one.weights) == (
+        other.steps,
+        other.kernels,
+        other.tensors,
+        other.weights,
+    )

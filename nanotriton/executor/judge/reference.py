@@ -96,37 +96,39 @@ class Reference:
         self.prints = Allowance(task.name)
         self.names: dict = {}  # of the task's module
         self.literals = literals(task.source)
-        # what is going on
+
+        # What is going on.
         self.examined = False
         self.answering = False  # an answer is computed: nobody else writes to what is drawn
         self.unsettled: str | None = None  # the kind of inputs that a GPU may still be computing with
-        # what is kept
+
+        # What is kept.
         self.kept = Kept(vault)
         self.drawn_inputs = Drawn()
         self.built: dict[int, torch.nn.Module] = {}  # the last few modules, by seed, on the CPU
         self.digests: dict[int, dict[str, torch.Tensor]] = {}  # and their large weights, by hash
 
-        # what the examination finds: of its inputs
+        # What the examination finds out about its inputs.
         self.kinds: frozenset[str] = frozenset(["plain"])  # draws.KINDS that it survives
-        self.bytes = 0  # of one draw and of the answer to it
-        self.dtype: torch.dtype | None = None  # of all floats that it is given, if they have one in common
+        self.bytes = 0  # of one draw and the answer to it together
+        self.dtype: torch.dtype | None = None  # that all floats of a draw have, if they have one in common
         self.drawn: list[int] = []  # numbers of the arguments that differ between two draws, floats
         self.late: dict[str, tuple[int, ...]] = {}  # kind -> those that it distorts once they are returned
-        self.moves = Moves()  # what never differs, moved
+        self.moves = Moves()  # ways to move arguments that never differ
         self.unvaried: list[str] = []  # what no trial varies
         self.before = "plain"  # the kind of the first of several calls
-        # of what it computes
+        # What it finds out about what is computed.
         self.facts = Facts()
         self.called: set[str] = set()  # the names of what it calls
         self.picky = False  # whether it calls operators that refuse some values
-        self.in_tf32: frozenset[str] = frozenset()  # those of them that multiply in TF32 on its device
+        self.in_tf32: frozenset[str] = frozenset()  # operators that multiply in TF32 on its device
         self.faint: list[str | int] | None = None  # faint.find_faint, once it was asked
-        # of its weights and of its state
+        # What it finds out about weights and state.
         # buffers that construct.moved_constants moved; a candidate's of the same name are moved too
         self.moved_buffers: set[str] = set()
         self.trained = Trained(())
         self.trains = False  # whether candidates are judged on trained weights
-        self.grows = False  # and on some that are large
+        self.grows = False  # whether on some large ones as well
         self.evaluates = False  # whether candidates are called in evaluation mode too
         self.modal = False  # whether its answers, or what they leave behind, are others there
         self.keeps_nothing = False  # known to leave no state between calls (calls.py)
@@ -308,9 +310,10 @@ class Reference:
         if late := self.late.get(base):
             values, changed = [leaf for _, leaf in leaves(given)], {}
             generator = torch.Generator().manual_seed(seed_from("late", seed))
-            for i in late:
-                how = base if i == late[0] else draws.FIRST_ALONE.get(base, base)
-                changed[i] = draws.distorted_late(values[i], how, generator, self.literals)
+            faint: dict[int, set[int]] = {}
+            for number, i in enumerate(late):
+                how = draws.kind_of(base, number)
+                changed[i] = draws.distorted_late(values[i], how, generator, self.literals, faint)
             given = with_leaves(given, changed)
         return self.moves.of_inputs(given, seed) if kind.startswith(MOVED) else given
 
@@ -421,7 +424,7 @@ class Reference:
             kept = inputs if keep_inputs else None
             del inputs
             exact, exact_inputs = self.exactly(kind, seed, weights)
-            self.settle()  # else only the launches would be timed
+            self.settle()  # the GPU is done: launches alone take no time
         finally:
             self.answering = False
             if self.device.type != "cpu":
@@ -466,7 +469,8 @@ class Reference:
             if kind := self.chosen(options):
                 number = len(found)
                 inputs = seed_from(secret, self.task.key, drawer, "inputs", number)
-                in_turns = weights[number % 2] if self.has_weights else own
+                again = kind == "plain" and number > 0  # where no stress is survived, or fits
+                in_turns = weights[1 if again else number % 2] if self.has_weights else own
                 found.append(Trial(kind, inputs, in_turns))
         if self.moves:
             scaled = found[1]

@@ -8,10 +8,11 @@ import torch
 
 from nanotriton.executor.common.construct import seed_from
 from nanotriton.executor.judge.between import Training
-from nanotriton.executor.judge.calls import ANOTHER, Calls
+from nanotriton.executor.judge.calls import Calls
 from nanotriton.executor.judge.job import Job
 from nanotriton.executor.judge.kinds import Trial
 from nanotriton.executor.judge.reference import Reference
+from nanotriton.executor.judge.reference_calls import ANOTHER
 from nanotriton.executor.replay.backend import CpuBackend
 from nanotriton.executor.replay.poison import drawn
 from nanotriton.executor.replay.replayer import Replay, ReplayError, any_differ
@@ -26,10 +27,11 @@ KEPT_BYTES = 16 << 20  # of a first answer, to compare with later
 
 
 @dataclass(frozen=True)
-class Kept:
-    """An output of a call (both by number) whose memory later calls have.
+class EarlierOutput:
+    """An output of an earlier call, in memory that later calls have too and may overwrite.
 
-    value: a copy. tensor: its layout. storage: where the plan of the last call has it.
+    call, output: their numbers. value: a copy. tensor: its layout. storage: the number of that memory in the
+    plan of the last call.
     """
 
     call: int
@@ -41,17 +43,21 @@ class Kept:
 
 @dataclass
 class Begun:
-    """The first of several calls: what it gave, whose memory its answer has, and what it left."""
+    """The first of several calls.
+
+    calls: what it gave. earlier: its outputs. left: the memory that the second call takes over, by the number
+    of its storage there.
+    """
 
     calls: Calls
-    kept: list[Kept]
+    earlier: list[EarlierOutput]
     left: dict[int, torch.Tensor]
 
     def again(self) -> "Begun":
         """A copy, for other calls to follow."""
         made = self.calls
         calls = Calls(list(made.answers), list(made.written), plans=list(made.plans))
-        return Begun(calls, list(self.kept), {i: t.clone() for i, t in self.left.items()})
+        return Begun(calls, list(self.earlier), {i: t.clone() for i, t in self.left.items()})
 
 
 class Runner:
@@ -73,7 +79,10 @@ class Runner:
         another: int | None = None,
     ):
         self.worker, self.job, self.reference, self.another = worker, job, reference, another
-        self.plans, self.plan, self.recorded, self.names = plans, plans[0], recorded, names
+        self.plans = plans
+        self.plan = plans[0]
+        self.recorded = recorded
+        self.names = names
         plan = self.plan
         self.launches = len(plan.launches())
         self.weights: dict[int, dict[str, torch.Tensor]] = {}
@@ -154,7 +163,7 @@ class Runner:
         draws: the same each time, so that the first call is made only once where it may be kept.
         """
         begun = self.begun.again() if self.begun is not None else self.begin_calls(draws[0])
-        found, kept, left = begun.calls, begun.kept, begun.left
+        found, earlier, left = begun.calls, begun.earlier, begun.left
         for number, draw in enumerate(draws[1:], start=1):
             replay, inputs = self.replay_of(number), draw()
             with self.in_chain(number, replay):
@@ -162,7 +171,7 @@ class Runner:
                     self.train(left, training)
                 found.answers.append(replay.run(inputs, self.weights_of(number), carried=left))
                 del inputs
-                self.note_call(replay, found, kept)
+                self.note_call(replay, found, earlier)
                 if number + 1 == len(draws) or not self.goes_on(number, least, replay, left):
                     found.state = {name: replay.tensor(i).clone() for name, i in replay.plan.state.items()}
                     break
@@ -171,11 +180,13 @@ class Runner:
 
     def begin_calls(self, draw: Callable[[], list]) -> Begun:
         """Make the first of several calls."""
-        begun, replay, inputs = Begun(Calls(), [], {}), self.replay_of(0), draw()
+        begun = Begun(Calls(), [], {})
+        replay = self.replay_of(0)
+        inputs = draw()
         with self.in_chain(0, replay):
             begun.calls.answers.append(replay.run(inputs, self.weights_of(0)))
             del inputs
-            self.note_call(replay, begun.calls, begun.kept)
+            self.note_call(replay, begun.calls, begun.earlier)
             begun.left = replay.left(self.plan_of(1))
         if self.may_keep(begun):
             self.begun = begun.again()
@@ -188,7 +199,7 @@ class Runner:
 
     def may_keep(self, begun: Begun) -> bool:
         """Whether a first call may stay, for others to follow it once more with other weights."""
-        return sum(t.nbytes for t in (*begun.left.values(), *(k.value for k in begun.kept))) <= KEPT_BYTES
+        return sum(t.nbytes for t in (*begun.left.values(), *(k.value for k in begun.earlier))) <= KEPT_BYTES
 
     @contextmanager
     def in_chain(self, number: int, replay: Replay) -> Iterator[None]:
@@ -229,28 +240,24 @@ class Runner:
         """The weights that a call is given by name."""
         if self.another is None or number != ANOTHER:
             return self.by_name(self.recorded)
-        state = self.reference.weights(self.another)
-        plan = self.plan_of(number)
-        twins = [twin(plan, weight, state) for weight in plan.weights]
-        return state if None not in twins and not pulled_apart(twins) else {}
+        return by_twins(self.plan_of(number), self.reference.weights(self.another))
 
-    def note_call(self, replay: Replay, found: Calls, kept: list["Kept"]) -> None:
-        """Add a call, which was just made, to what was found. kept: answers whose memory the calls so far
-        have."""
+    def note_call(self, replay: Replay, found: Calls, earlier: list[EarlierOutput]) -> None:
+        """Add a call, which was just made, to what was found. earlier: the outputs of those before it."""
         plan, number = replay.plan, len(found.answers) - 1
         ids = tensor_ids(plan.inputs)
         found.plans.append(plan)
         found.written.append({i: replay.tensor(ids[i]).clone() for i in replay.modified_inputs})
         here = {source: index for index, source in plan.carried}
-        kept[:] = [replace(k, storage=here[k.storage]) for k in kept if k.storage in here]
-        for k in kept:
-            if any_differ([(replay.view(k.storage, k.tensor), k.value)]):
-                found.overwritten.add((k.call, k.output))
+        earlier[:] = [replace(e, storage=here[e.storage]) for e in earlier if e.storage in here]
+        for e in earlier:
+            if any_differ([(replay.view(e.storage, e.tensor), e.value)]):
+                found.overwritten.add((e.call, e.output))
         for output, (index, value) in enumerate(
             zip(plan.output_tensors(), tensors(found.answers[-1]), strict=True)
         ):
             tensor = plan.tensors[index]
-            kept.append(Kept(number, output, value, tensor, tensor.storage))
+            earlier.append(EarlierOutput(number, output, value, tensor, tensor.storage))
 
     def train(self, left: dict[int, torch.Tensor], training: Training) -> None:
         """Train the weights in the memory that the second call takes over, save those that the first has
@@ -297,14 +304,19 @@ class Runner:
         """
         if seed not in self.weights:
             state = self.reference.weights(seed) if self.plan.weights else {}
-            twins = [twin(self.plan, weight, state) for weight in self.plan.weights]
-            self.weights[seed] = state if None not in twins and not pulled_apart(twins) else {}
+            self.weights[seed] = by_twins(self.plan, state)
         return self.weights[seed]
 
     def has(self, name: str) -> bool:
         """Whether the candidate has a weight of the reference's name, shape and dtype."""
         state = {name: self.reference.weights(self.recorded)[name]}
         return any(twin(self.plan, weight, state) is not None for weight in self.plan.weights)
+
+
+def by_twins(plan: Plan, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The state, if every weight of the plan has a twin in it; else none of it."""
+    twins = [twin(plan, weight, state) for weight in plan.weights]
+    return state if None not in twins and not pulled_apart(twins) else {}
 
 
 def twin(plan: Plan, weight: Weight, state: dict[str, torch.Tensor]) -> torch.Tensor | None:

@@ -13,6 +13,7 @@ numbers.
 """
 
 import ast
+import contextlib
 import io
 import tokenize
 
@@ -174,17 +175,17 @@ def promises(source: str) -> frozenset[str]:
 
 
 def _prose(source: str) -> list[str]:
-    """The comments and docstrings of a task."""
+    """The comments and docstrings of a task. A task that is no Python, which is refused elsewhere, has none
+    beyond its first error.
+    """
     found = []
-    try:
+    with contextlib.suppress(SyntaxError, tokenize.TokenError):
         for token in tokenize.generate_tokens(io.StringIO(source).readline):
             if token.type == tokenize.COMMENT:
                 found.append(token.string.lstrip("#"))
         for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
                 found.append(ast.get_docstring(node) or "")
-    except (SyntaxError, tokenize.TokenError):
-        pass  # a task that is no Python is refused elsewhere; here it promises what was read so far
     return found
 
 

@@ -62,7 +62,7 @@ def judge_trial(
         if counts():
             raise
         return None
-    # else all is finite, and to look at it again would wait for the GPU
+    # without a masked scale all is finite, and counts() would wait for the GPU to say so
     if any(scale.masked for scale in answer.scales.values()) and not counts():
         return None
     for number, changed in after.items():  # allowed where the reference changes it alike

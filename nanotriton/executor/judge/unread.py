@@ -16,10 +16,10 @@ from nanotriton.plan.plan import Plan
 from nanotriton.plan.trees import tensors
 from nanotriton.verdict import Fault
 
-# Of a tensor: who leaves out more either shows it in the answer, or knows a structure of the input. Of a
-# symmetric matrix half is enough.
+# The reference is asked where at most this part of a tensor was not read. Who leaves out more either shows it
+# in the answer, or knows a structure of the input: of a symmetric matrix half is enough.
 MOST = 0.25
-NOTICED = 1e-8  # of a value and of the RMS: the reference may move by so much, in float64
+NOTICED = 1e-8  # the float64 answer moved if a value did by this part of itself and of the RMS
 REDUCED = 256  # numbers of an input for one of the answer: fewer can't hide in it
 OTHER = 2  # added to the seed of the inputs, for the ones that are put in place of what is not read
 

@@ -8,7 +8,7 @@ from torch.utils._pytree import tree_leaves
 class Watching(TorchDispatchMode):
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # else the first call imports torch._dynamo, for seconds, to turn off what is never on here
+        # True would import torch._dynamo at the first call, which takes seconds
         return False
 
 

@@ -3,48 +3,35 @@
 It is trusted, and never runs a candidate's Python.
 
 Its loop waits for two things: jobs from the executor, and children that ended. A job is a generator
-(candidate.py) that is resumed when its child is done; between two children it computes (draws inputs,
-replays, compares), each stage under a limit of its own: an alarm that raises in the worker, and behind
-it the executor, which sees in shared memory when a stage is due (the beacon) and kills a worker that
-missed its alarm.
+(candidate.py) that is resumed when its child is done. Between two children it computes: it draws inputs,
+replays and compares, each stage under a limit of its own. An alarm raises in the worker when a limit has
+passed. Behind it stands the executor's supervisor. It sees in shared memory when a stage is due (the beacon),
+and kills a worker that missed its alarm.
 """
 
 import contextlib
-import importlib
 import json
 import mmap
 import os
 import shutil
 import signal
 import socket
-import sys
-import tempfile
 from collections import OrderedDict
 from collections.abc import Generator
 from dataclasses import dataclass
 from select import POLLIN, poll
 
-import torch
-
-from nanotriton.executor.child.process import process_child
-from nanotriton.executor.child.record import record_child
-from nanotriton.executor.child.script import script_child
-from nanotriton.executor.common import probe
 from nanotriton.executor.common.card import Card
 from nanotriton.executor.common.limits import REFERENCES, REPLAYERS, SHORTAGES
-from nanotriton.executor.gpu.compile_server import compile_server
 from nanotriton.executor.judge import script, settings
 from nanotriton.executor.judge.candidate import examine, replay_mode
+from nanotriton.executor.judge.fits import Fits
 from nanotriton.executor.judge.job import Job, Spawn
 from nanotriton.executor.judge.module import ContextLost, Interruption
 from nanotriton.executor.judge.process import process_mode
 from nanotriton.executor.judge.reference import Reference
-from nanotriton.executor.judge.room import Room
-from nanotriton.executor.sandbox import sandbox
 from nanotriton.executor.sandbox.clock import own_time
-from nanotriton.executor.sandbox.files import readable_paths
-from nanotriton.executor.sandbox.linux import libc
-from nanotriton.executor.sandbox.protocol import BEACON, Ended, receive, remove_folder, send
+from nanotriton.executor.sandbox.protocol import BEACON, Ended, receive, send
 from nanotriton.executor.sandbox.servers import CompileServers
 from nanotriton.executor.sandbox.zygote import Zygote
 from nanotriton.tasks.task import Task
@@ -53,26 +40,17 @@ from nanotriton.verdict import Fault, TaskFault, Unrecordable
 PATIENCE = 60.0  # seconds of a task's reference for one trial: one that is slower is not for this machine
 DAY = 86400.0  # seconds
 MOMENT = 1e-3  # seconds that an alarm may be early
-M_MMAP_THRESHOLD = -3  # malloc.h
 ENDS_CONTEXT = (
     "the reference itself ends the GPU's context, on its own inputs"
     " (an assertion on the device, or an access out of bounds)"
 )
 # characters of a verdict's message: a longer one would not fit into what a socket carries at once
 MESSAGE = 2000
-# or a task of gigabytes finds no room between parts of old blocks
-ALLOCATOR = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:512"}
-KEPT = 4  # of the tasks loaded, those that keep their modules and draws
-# And those that keep what candidates share (judge/kept.py): a worker has the groups of several tasks in turns
+KEPT = 4  # tasks, the last asked for, that keep their modules and draws
+# and those that keep what candidates share (judge/kept.py): a worker has the groups of several tasks in turns
 KEPT_DRAWS = 16
 # A status that tells the stage of its verdict. Any other has the stage that was computed last.
 STAGES = {"syntax_error": "rules", "import_error": "import", "compile_error": "compile"}
-TARGETS = {
-    "record": record_child,
-    "compile": compile_server,
-    "process": process_child,
-    "script": script_child,
-}
 MODES = {
     "task": examine,
     "replay": replay_mode,
@@ -84,31 +62,6 @@ MODES = {
 
 class Overtime(Interruption):
     """A stage's limit has passed."""
-
-
-def prepare(flavour: str, card: Card) -> None:
-    """In the base, once: import everything and warm up, for the GPU that candidates are judged for, so that
-    forks find it done."""
-    torch.set_num_threads(1)
-    if flavour in ("record", "gpu"):
-        from nanotriton.executor.child import recorder
-
-        recorder.install(card)
-        with tempfile.TemporaryDirectory() as folder:
-            plan = recorder.warm_up(folder)
-        if flavour == "gpu":
-            from nanotriton.executor.gpu import libdevice
-            from nanotriton.executor.gpu.compiler import compile_kernel
-
-            plan.validate()
-            compile_kernel(plan.kernels[0], card)
-            libdevice.take_apart()
-    else:
-        from nanotriton.executor.gpu import first_launch
-
-        importlib.import_module("torch._dynamo")  # it makes a folder meanwhile, which a child may not
-        first_launch.prepare(card)
-    Reference(Task(**probe.TASK))  # the judge's own imports
 
 
 @dataclass(eq=False)
@@ -148,7 +101,7 @@ class Worker:
         self.compilers = CompileServers(
             zygote, self.folder, max(2, len(os.sched_getaffinity(0)) // REPLAYERS + 1)
         )
-        self.fits = Room()
+        self.fits = Fits()
         self.patience = PATIENCE
         self.references: OrderedDict[tuple[str, str | None], Reference | Fault] = OrderedDict()
         # which tasks have ended a context, for all workers of this executor
@@ -196,7 +149,7 @@ class Worker:
     def _arm(self) -> None:
         """Set the alarm for the innermost stage, and let the executor see when it is due.
 
-        That is by this process's own_time; 0: nothing runs.
+        Due is a time of this process's own_time clock, and 0 where no stage runs.
         """
         name, left, due = "", 0.0, 0.0
         if self.stages:
@@ -297,7 +250,7 @@ class Worker:
     def pause(self) -> None:
         """Let other workers time what they have, if they wait for it.
 
-        It counts for no other stage, and has no end of its own: theirs have.
+        The wait counts for no other stage, and has no limit of its own: their timing has one.
         """
         if self.gpu is not None:
             self.settle()  # nothing of this worker's runs while another one times
@@ -340,11 +293,11 @@ class Worker:
                     return
 
     def _alarm(self, *_):
-        """A stage's limit has passed, or only its wall time: then the alarm is set for what is left."""
+        """The alarm goes by wall time. Where other processes had the cores meanwhile, it is set once more."""
         left = self.stages[-1].left - (own_time() - self.since) if self.stages else 0.0
         if left <= MOMENT:
             raise Overtime
-        signal.setitimer(signal.ITIMER_REAL, left)  # other processes had the cores meanwhile
+        signal.setitimer(signal.ITIMER_REAL, left)
 
     def start(self, message: dict) -> None:
         """Begin a job. message: its fields, and the secret of the executor's draws."""
@@ -370,7 +323,9 @@ class Worker:
     def step(self, running: Running, ended: Ended | None) -> None:
         """`advance`, while the GPU is told that this worker is busy."""
         job, folder = running.job, running.folder
-        self.job, self.stages, self.since = job, [], own_time()
+        self.job = job
+        self.stages = []
+        self.since = own_time()
         try:
             spawn = self.resume(running.mode, ended)
         except ContextLost as lost:
@@ -445,38 +400,3 @@ class Worker:
             self.sock,
             {"job": job.id, "verdict": verdict, "facts": job.facts, "cost": cost, "fallback": fallback},
         )
-
-
-def main(sock: socket.socket, beacon: int, options: dict) -> None:
-    """In the process that the base forked: first the zygote, which must know nothing, then the worker."""
-    try:
-        zygote = Zygote(TARGETS, readable_paths())
-        os.makedirs(options["folder"], mode=0o700, exist_ok=True)
-        if options["memory"]:
-            # Freed tensors go back to the kernel. Or this threshold grows to 32 MiB, and memory between
-            # smaller blocks is lost to the limit.
-            libc.mallopt(M_MMAP_THRESHOLD, 1 << 20)
-            sandbox.limit_memory(options["memory"])
-        see_devices(options)
-        # the zygote died: the executor starts another pair
-        with contextlib.suppress(EOFError, ConnectionError):
-            Worker(sock, mmap.mmap(beacon, BEACON.size), zygote, options).serve()
-    except OSError as error:
-        if error.errno not in SHORTAGES:
-            raise
-        print(f"executor: a worker ends, and another begins: {error}", file=sys.stderr, flush=True)
-    finally:
-        remove_folder(options["folder"])
-
-
-def see_devices(options: dict) -> None:
-    """The zygote records. This process stops pretending that there is a GPU, and may take a real one."""
-    if options["flavour"] in ("record", "gpu"):
-        from nanotriton.executor.child import recorder
-
-        recorder.uninstall()
-    if options["flavour"] == "gpu":
-        del os.environ["CUDA_VISIBLE_DEVICES"]
-        os.environ |= ALLOCATOR
-        if options["visible"] is not None:
-            os.environ["CUDA_VISIBLE_DEVICES"] = options["visible"]

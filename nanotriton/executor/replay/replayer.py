@@ -24,7 +24,7 @@ from nanotriton.verdict import out_of_memory
 __all__ = ["Replay", "ReplayError"]
 
 Place = tuple[torch.UntypedStorage, int]  # a storage of torch's, and the byte in it at which memory starts
-TUNING_RUNS = 2  # of a kernel before its first result. A tuner makes some hundred
+TUNING_RUNS = 2  # runs of an autotuned kernel before its first result; a real tuner makes about a hundred
 # bytes of an element -> the integer dtype of its bits
 WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 

@@ -12,13 +12,13 @@ once. The docstring of sandbox.py lists what all this does *not* protect.
 Who may import it. Every part of the executor may, as both sides need it. It imports no other wing. What a
 zygote loads is visible to every candidate that it forks, so no secret belongs here.
 
-    sandbox.py    the limits of a process, and how it gives up whatever else it could do
-    files.py      the files that it may open: Landlock
-    calls.py      the system calls that it may make: seccomp
-    linux.py      system calls by number, which these are made of
-    forks.py      what makes forks cheap
-    zygote.py     forks a child for each candidate, enforces its limits, reaps it
-    servers.py    children that compile one kernel after another
-    clock.py      time as a limit counts it
-    protocol.py   messages between processes, and a child's answer in a memory file
+    sandbox.py        the limits of a process, and how it gives up whatever else it could do
+    files.py          the files that it may open: Landlock
+    system_calls.py   the system calls that it may make: seccomp
+    linux.py          system calls by number, which these are made of
+    forks.py          what makes forks cheap
+    zygote.py         forks a child for each candidate, enforces its limits, reaps it
+    servers.py        children that compile one kernel after another
+    clock.py          time as a limit counts it
+    protocol.py       messages between processes, and a child's answer in a memory file
 """

@@ -12,9 +12,9 @@ there is dies with its parent (by the parent-death signal, which the filter keep
 
 The sandbox does NOT protect:
 
-- Against bugs of the Linux kernel or of the GPU driver. A candidate can make every system call that is not
-  refused in calls.py, and run native code of its own (ctypes is importable). For hostile code rather than
-  reward-seeking models, put a virtual machine around it.
+- Against bugs of the Linux kernel or of the GPU driver. A candidate can make every system call that
+  system_calls.py does not refuse, and run native code of its own (ctypes is importable). For hostile code
+  rather than reward-seeking models, put a virtual machine around it.
 - Names, sizes and times of files, anywhere: `stat` needs no right that Landlock could refuse.
 - Time and power. A candidate may use all its limits every time. Side channels between processes (caches,
   timing) stay open.
@@ -39,7 +39,6 @@ import struct
 import tempfile
 from dataclasses import dataclass
 
-from nanotriton.executor.sandbox.calls import restrict_calls
 from nanotriton.executor.sandbox.files import landlock_abi, restrict_files
 from nanotriton.executor.sandbox.linux import (
     PR_GET_SECCOMP,
@@ -48,9 +47,10 @@ from nanotriton.executor.sandbox.linux import (
     libc,
     syscall,
 )
+from nanotriton.executor.sandbox.system_calls import restrict_calls
 
 CAPSET = 126
-QUEUED_SIGNALS = 64  # and timers: those of a user's processes have one limit
+QUEUED_SIGNALS = 64  # and POSIX timers; Linux counts them for all processes of a user together
 KEPT_VARIABLES = {"PATH", "LD_LIBRARY_PATH", "LANG", "CUDA_VISIBLE_DEVICES"}
 
 

@@ -29,9 +29,8 @@ import time
 from dataclasses import asdict, dataclass
 
 from nanotriton.executor.sandbox import forks, sandbox
-from nanotriton.executor.sandbox.calls import call_filter
 from nanotriton.executor.sandbox.clock import waited
-from nanotriton.executor.sandbox.linux import PR_SET_CHILD_SUBREAPER, libc
+from nanotriton.executor.sandbox.linux import PR_SET_CHILD_SUBREAPER, libc, stat_fields
 from nanotriton.executor.sandbox.protocol import (
     LOG,
     LOG_BYTES,
@@ -42,6 +41,7 @@ from nanotriton.executor.sandbox.protocol import (
     receive,
     send,
 )
+from nanotriton.executor.sandbox.system_calls import call_filter
 
 SLOW = 1.0  # seconds after which a child has to let others pass
 LOOK = 0.25  # seconds between two looks at the threads of children
@@ -252,10 +252,8 @@ def own_children() -> list[int]:
     for name in os.listdir("/proc"):
         if not name.isdigit():
             continue
-        # a process may end while it is looked at
-        with contextlib.suppress(OSError), open(f"/proc/{name}/stat") as file:
-            _, after_name = file.read().rsplit(")", 1)
-            _, parent, *_ = after_name.split()
+        with contextlib.suppress(OSError):  # a process may end while it is looked at
+            _, parent, *_ = stat_fields(f"/proc/{name}/stat")
             if int(parent) == os.getpid():
                 found.append(int(name))
     return found

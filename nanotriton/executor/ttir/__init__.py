@@ -21,16 +21,16 @@ tensors that it is given.
     memory.py                        global memory, and the checks of every access
     races.py, clocks.py              races between programs, and what atomics put in order
     waiting.py                       programs that wait for each other take turns
-    hints.py                         promises to the compiler are checked
+    promises.py                      promises to the compiler are checked
     numbers.py, libdevice.py         number formats and functions in NumPy
     fast.py, rounding.py             of libdevice: fast intrinsics, and directed rounding
 """
 
 from .evaluator import BUDGET, Evaluator
 from .flow import Budget, TooLarge
-from .hints import FalsePromise
 from .memory import GlobalMemory, OutOfBounds
 from .ops import AssertionFailed
+from .promises import FalsePromise
 from .races import Race
 from .types import ParseError, TTIRError, Type, Unsupported
 

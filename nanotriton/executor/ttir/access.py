@@ -6,10 +6,10 @@ from collections.abc import Callable
 import numpy as np
 
 from .analysis import narrow, volatile
-from .hints import FalsePromise
 from .memory import SIZES, Sync
 from .numbers import DTYPE, FLOATS, decoder, encoder, rounder
 from .ops import Descriptor, Step, check, full, need
+from .promises import FalsePromise
 from .types import Op, Type, Unsupported
 
 SIZE_TYPES = (Type("i32"), Type("i64"))  # of a descriptor's shape and strides

@@ -41,8 +41,8 @@ BUDGET = 4_000_000_000  # elements computed, about 1 to 3 ns each
 CHUNK = 1 << 18  # elements of the largest value in a chunk of programs: a core's cache likes so many
 LIVE = 1 << 24  # elements of all values of a chunk together (128 MiB), if it has more than one program
 MAX_CHUNK = 1 << 16  # programs
-GROUPS = 4  # of programs, at most, of a kernel that looks at what its atomics give
-SHUFFLED = 1 << 20  # programs; of more the chunks are shuffled
+GROUPS = 4  # groups at most that programs are run in, where a kernel uses the results of its atomics
+SHUFFLED = 1 << 20  # programs that are shuffled one by one; of more, whole chunks are
 RESIDENT = 2112  # programs that are on a GPU at once: 132 multiprocessors of an H100, 16 of 4 warps on each
 # Errors of text that no Triton printed (a value that is used where it is not defined), or of a fault in this
 # package. They are never the kernel's fault.

@@ -12,9 +12,9 @@ import numpy as np
 
 from .analysis import captured, cost, walk
 from .frames import Frame, Step, Values, merge, put, take
-from .hints import Check, promise, promised
 from .numbers import DTYPE
 from .ops import check, constant
+from .promises import Check, promise, promised
 from .tensor import build
 from .types import TERMINATORS, Block, Function, Op, ParseError, Region, TTIRError, Type, Unsupported
 

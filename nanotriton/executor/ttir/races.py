@@ -50,7 +50,7 @@ class History:
             rest = np.flatnonzero(~first & (before != MANY))
             first[rest] = clocks.knows(owner[rest], before[rest])
         last[unit] = np.where(first, who, MANY)
-        # of a unit that several programs touch at once one was written last
+        # where several programs touch one unit at once, `last` has kept one of them
         several = (last[unit] != who) | ~first
         if not several.any():
             return

@@ -10,10 +10,10 @@ import numpy as np
 
 from . import access
 from .assembly import inline_asm
-from .hints import assume
 from .memory import OutOfBounds
 from .numbers import DTYPE, FLOATS, rounder, tf32
 from .ops import AssertionFailed, Step, check, elementwise, full, integers, need
+from .promises import assume
 from .scaled import dot_scaled
 from .types import Op, Type, Unsupported
 
@@ -209,9 +209,8 @@ def combiner(op: Op, compile_region: CompileRegion) -> Callable:
     block = op.regions[0][0]
     k = len(op.operands)
     check(len(block.args) == 2 * k == 2 * len(op.results) > 0, op)
-    for inner in block.ops[
-        :-1
-    ]:  # they run on whole tensors, so only operations element by element are allowed
+    # they run on whole tensors, so only operations element by element are allowed
+    for inner in block.ops[:-1]:
         if inner.regions or inner.name in BUILD or inner.name.startswith(("tt.call", "tt.atomic")):
             raise Unsupported(f"{inner.name[:40]} inside {op.name}")
         check(all(not t.shape for t in inner.rtypes), inner)
