@@ -11,7 +11,7 @@ class Quiet:
 
     def __enter__(self) -> None:
         if not self.depth:
-            # torch's guards in C++: to take the modes off their stack and put them back takes ten times as long
+            # guards in C++: to take the modes off their stack and put them back takes ten times as long
             self.contexts = torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch()
             for context in self.contexts:
                 context.__enter__()
