@@ -1,7 +1,7 @@
 """PyTorch's losses, spelt as maps and reductions (ir.py); see lower.py."""
 
 from nanotriton.collect.compose.ir import FLOATS, Builder, Node, Unfit
-from nanotriton.collect.compose.lower import cosine_similarity, log_softmax, lowers, pairwise_distance
+from nanotriton.collect.compose.lower import log_softmax, lowers, pairwise_distance
 
 PIECES = {  # a loss by element, as a map of (input, target)
     "mse_loss": "({0} - {1}) * ({0} - {1})",
@@ -127,7 +127,10 @@ def triplet(
 def cosine_embedding(
     b: Builder, input1: Node, input2: Node, target: Node, margin=0.0, reduction="mean", op=""
 ) -> Node:
-    cos = cosine_similarity(b, input1, input2, 1, 1e-12)
+    dot = b.reduce("sum", b.map("product", "{0} * {1}", input1, input2), 1, False)
+    squares = [b.reduce("sum", b.map("square", "{0} * {0}", x), 1, False) for x in (input1, input2)]
+    # no cosine_similarity: the eps is added to the squares here, and no bound of the norms
+    cos = b.map("cosine", "{0} / tl.sqrt(({1} + {3}) * ({2} + {3}))", dot, *squares, 1e-12)
     return reduced(
         b,
         b.map(
