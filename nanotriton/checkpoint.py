@@ -82,7 +82,9 @@ class Checkpointer:
     """
 
     def __init__(self, folder: str | Path, world: World, keep: int = 2):
-        self.folder, self.world, self.keep = Path(folder), world, keep
+        self.folder = Path(folder)
+        self.world = world
+        self.keep = keep
         self.files = rank_name(world.rank, world.world_size)
         self.pending: Pending | None = None
 

@@ -149,10 +149,14 @@ def result(numbers: dict[str, Any], rewards: list[float]) -> str:
     numbers: of summary.json. rewards: the mean reward of each step, for a run without held-out tasks.
     """
     if "heldout_after" in numbers:
-        name, before, after = "success", numbers["heldout_before"], numbers["heldout_after"]
+        name = "success"
+        before = numbers["heldout_before"]
+        after = numbers["heldout_after"]
         of = f"on {counted(numbers['heldout_tasks'], 'test task')}"
     else:
-        name, before, after = "mean reward", rewards[0], rewards[-1]
+        name = "mean reward"
+        before = rewards[0]
+        after = rewards[-1]
         of = "from the first step to the last"
     return f"{name} {before:.3f} -> {after:.3f} {of}, in {took(numbers['seconds'])}"
 

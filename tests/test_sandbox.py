@@ -458,3 +458,9 @@ print([sys.getrefcount(x[0]) - n for x, n in zip((old, new), counts)])
 """
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == ("[0, 100]" if sys.version_info >= (3, 12) else "[100, 100]")
+
+
+def test_the_fields_behind_a_name_that_a_candidate_chose(tmp_path):
+    stat = tmp_path / "stat"
+    stat.write_bytes(b"7 (a) S \xff) Z 1 2 3\n")
+    assert linux.stat_fields(str(stat)) == ["Z", "1", "2", "3"]

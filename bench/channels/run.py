@@ -264,7 +264,9 @@ class BenchmarkRun:
 
     def write(self) -> dict:
         """Write the JSON, the table and the plots of what there is so far -> the results."""
-        cfg, weak, rows = self.cfg, self.weak(), []
+        cfg = self.cfg
+        weak = self.weak()
+        rows = []
         for p, s in self.wanted:
             sample = self.journal.get("sample", p.name, s) or {}
             row = {"problem": p.name, "sample": s, "weak": weak.get(p.name)}

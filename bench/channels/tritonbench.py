@@ -201,7 +201,9 @@ class TritonBench(BenchmarkRun):
 
     def compare(self, inflight: InFlight, running: Running) -> None:
         """Write down the verdicts of one problem, whose files have run."""
-        name, gold, executor = running.problem.name, inflight.gold(running), inflight.executor
+        name = running.problem.name
+        gold = inflight.gold(running)
+        executor = inflight.executor
         if gold.verdict.status != "infra_error":
             about = {"weak": gold.weak, "kept": running.kept is not None}
             verdict = dataclasses.asdict(gold.verdict)
@@ -290,7 +292,9 @@ class TritonBench(BenchmarkRun):
         found = []
         for p, s in self.wanted:
             if entry := self.journal.get("verdict", p.name, s, "tensors"):
-                v, call, stdout = entry["verdict"], bool(entry["call"]), bool(entry["stdout"])
+                v = entry["verdict"]
+                call = bool(entry["call"])
+                stdout = bool(entry["stdout"])
                 speed = self.journal.get("speed", p.name, s) or {}
                 outcome = Outcome(p.name, v["status"], v["stage"], v["message"], call, stdout)
                 found.append(dataclasses.replace(outcome, speedup=speed.get("speedup")))

@@ -16,6 +16,7 @@ from pathlib import Path
 from nanotriton.executor import Executor
 from nanotriton.executor.judge.process import STARTUP as STARTUP
 from nanotriton.executor.sandbox.clock import own_time, waited
+from nanotriton.executor.sandbox.linux import stat_fields
 from nanotriton.executor.supervisor import RESTARTS
 
 LEVELS = ("base", "worker", "zygote", "child")
@@ -29,12 +30,10 @@ def living(groups: set[int]) -> dict[int, tuple[int, float]]:
     """{process id: (parent's id, start in seconds since boot)} of these process groups, without zombies."""
     found = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            state, parent, group, *rest = Path("/proc", name, "stat").read_text().rsplit(")", 1)[1].split()
-        except (OSError, ValueError):
-            continue
-        if int(group) in groups and state not in "ZX":
-            found[int(name)] = (int(parent), int(rest[16]) / TICK)
+        with contextlib.suppress(OSError):  # it may end while it is looked at
+            state, parent, group, *rest = stat_fields(f"/proc/{name}/stat")
+            if int(group) in groups and state not in "ZX":
+                found[int(name)] = (int(parent), int(rest[16]) / TICK)
     return found
 
 
@@ -225,6 +224,6 @@ class Machine:
         found = []
         for name in filter(str.isdigit, os.listdir("/proc")):
             with contextlib.suppress(OSError):
-                if int(Path("/proc", name, "stat").read_text().rsplit(")", 1)[1].split()[1]) == os.getpid():
+                if int(stat_fields(f"/proc/{name}/stat")[1]) == os.getpid():
                     found.append(int(name))
         return found

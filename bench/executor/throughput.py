@@ -20,6 +20,7 @@ The floor is the rate that the cores would allow if nothing but the CPU time of 
 compile) counted.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -35,6 +36,7 @@ from bench.results import command, environment, write_json
 from nanotriton import config
 from nanotriton.executor import Executor
 from nanotriton.executor.processes import check_card
+from nanotriton.executor.sandbox.linux import stat_fields
 from nanotriton.tasks.synthetic import generate
 from nanotriton.tasks.task import Task
 from tests.candidates import read
@@ -68,12 +70,10 @@ def cpu_seconds(executor: Executor) -> Counter:
     """
     stats = {}
     for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            fields = (folder / "stat").read_text().rsplit(")", 1)[1].split()
-        except OSError:
-            continue
-        if int(fields[2]) in executor.supervisor.groups:
-            stats[int(folder.name)] = fields
+        with contextlib.suppress(OSError):  # it may end while it is looked at
+            fields = stat_fields(str(folder / "stat"))
+            if int(fields[2]) in executor.supervisor.groups:
+                stats[int(folder.name)] = fields
 
     def depth(pid: int) -> int:
         """0 for a base process, 1 for its children, and so on."""
@@ -104,7 +104,9 @@ def cores_seconds() -> Counter:
 
 def measure(executor: Executor, pairs: Pairs, draw: str | None = None) -> dict:
     """The figures of judging (task, source) pairs, all submitted at once. draw: of Executor.submit."""
-    cpu, cores, started = cpu_seconds(executor), cores_seconds(), time.perf_counter()
+    cpu = cpu_seconds(executor)
+    cores = cores_seconds()
+    started = time.perf_counter()
     futures = [executor.submit(task, source, draw) for task, source in pairs]
     verdicts = [future.result() for future in futures]
     seconds = time.perf_counter() - started

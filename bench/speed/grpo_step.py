@@ -87,7 +87,9 @@ class Peak(threading.Thread):
 
     def __init__(self, world: World):
         super().__init__(daemon=True)
-        self.world, self.bytes, self.over = world, 0, threading.Event()
+        self.world = world
+        self.bytes = 0
+        self.over = threading.Event()
 
     def reset(self) -> None:
         self.bytes = in_use(self.world)

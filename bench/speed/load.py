@@ -51,7 +51,9 @@ def memory(key: str) -> float:
 def load_once(cfg: Config) -> dict[str, float]:
     """Load the folder in this process -> its seconds and memory."""
     torch.zeros(1, device=cfg.device)  # the CUDA context is no part of loading
-    before, peaks, done = memory("RssAnon"), {"RssAnon": 0.0, "RssFile": 0.0}, threading.Event()
+    before = memory("RssAnon")
+    peaks = {"RssAnon": 0.0, "RssFile": 0.0}
+    done = threading.Event()
 
     def watch() -> None:
         while not done.wait(0.005):

@@ -25,7 +25,9 @@ ANSWER = "```python\nimport triton\n\n\nclass ModelNew:\n    pass\n```"  # every
 class StandInTokenizer:
     """Any text is `prompt` random ids, any ids are ANSWER; there is no end token."""
 
-    has_chat_template, reads_source, eos_ids = False, True, frozenset()
+    has_chat_template = False
+    reads_source = True
+    eos_ids = frozenset()
 
     def __init__(self, vocab_size: int, prompt: int):
         self.vocab_size, self.prompt = vocab_size, prompt

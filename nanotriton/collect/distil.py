@@ -72,7 +72,9 @@ def converse(
     A conversation that the teacher refuses, because it has become too long, say, ends without a solution.
     Raises Later where the server does not answer, and ConfigError where it never will.
     """
-    start, found, messages = time.monotonic(), Conversation(), opening(source)
+    start = time.monotonic()
+    found = Conversation()
+    messages = opening(source)
     while found.attempts < attempts and found.status != "correct":
         found.attempts += 1
         try:

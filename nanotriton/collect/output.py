@@ -43,7 +43,9 @@ def merge(cfg) -> None:
             raise ValueError(f"--merge {folder}: no journal.jsonl there; the folder of a run is expected")
     folder_for(cfg.out)
     duplicates: dict[str, Duplicates] = defaultdict(Duplicates)
-    order, seconds, length = [], 0.0, token_counter(cfg.tokenizer)
+    order = []
+    seconds = 0.0
+    length = token_counter(cfg.tokenizer)
     for folder in map(Path, cfg.merge):
         if (folder / "report.json").is_file():  # else the run was stopped, and its time isn't known
             seconds += json.loads((folder / "report.json").read_text())["seconds"]

@@ -93,7 +93,9 @@ def capped(rows: list[dict], share: float) -> list[dict]:
     commonest = [max((count[name] for name in names), default=0) for names in operators]
     # Rows that are as common as each other go by hash, so that no part of the list is favoured.
     order = sorted(range(len(rows)), key=lambda i: (commonest[i], digest(rows[i]["key"])))
-    few, many, best = 0, len(rows), []
+    few = 0
+    many = len(rows)
+    best = []
     while few <= many:
         size = (few + many) // 2
         found = within(order, operators, max(int(share * size), 1))

@@ -23,6 +23,7 @@ from nanotriton.config import ConfigError
 from nanotriton.executor.common.card import Card
 from nanotriton.executor.common.limits import REFERENCES
 from nanotriton.executor.queue import Entry
+from nanotriton.executor.sandbox.linux import stat_fields
 from nanotriton.executor.sandbox.protocol import BEACON, pair, remove_folder, send
 from nanotriton.executor.sandbox.zygote import SLOW
 
@@ -291,10 +292,8 @@ def any_left(groups: set[int]) -> bool:
     A thread that nobody has reaped yet (a zombie) holds none.
     """
     for stat in glob.iglob("/proc/[0-9]*/task/*/stat"):
-        # a thread may end while it is looked at
-        with contextlib.suppress(OSError), open(stat, encoding="utf-8", errors="replace") as file:
-            _, after_name = file.read().rsplit(")", 1)
-            state, _, group, *_ = after_name.split()
+        with contextlib.suppress(OSError):  # a thread may end while it is looked at
+            state, _, group, *_ = stat_fields(stat)
             if state not in "ZX" and int(group) in groups:
                 return True
     return False

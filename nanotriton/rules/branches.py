@@ -162,7 +162,9 @@ class Branches:
 
     def _of_a_choice(self, node: ast.BoolOp) -> list[tuple[list, Runs]]:
         """`a and b and c`: each runs if those before it were true; of `or`, false."""
-        wanted, found, runs = isinstance(node.op, ast.And), [], Runs.ALWAYS
+        wanted = isinstance(node.op, ast.And)
+        found = []
+        runs = Runs.ALWAYS
         for value in node.values:
             found.append(([value], runs))
             runs = max(runs, self._side(value, wanted))

@@ -225,7 +225,9 @@ def is_fair(chain: list[tuple[Op, str]]) -> bool:
     size = torch.linalg.vector_norm(exact.flatten(1), dim=1)
     if not (torch.linalg.vector_norm(error, dim=1) <= 2e-5 * size).all():  # not finite: not true
         return False
-    names, answer, size = _probe(torch.float64), exact[0], size[0].item()
+    names = _probe(torch.float64)
+    answer = exact[0]
+    size = size[0].item()
     if size < 1e-3 * answer.numel() ** 0.5:
         return False
     others = [_ONE, answer.mean(), names["x"][0], names["y"][0]]

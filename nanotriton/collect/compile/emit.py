@@ -234,7 +234,9 @@ def convolution(x, w, bias, stride, padding, dilation, transposed, output_paddin
         full(dilation),
         full(output_padding),
     )
-    kernel, batch, channels = list(w.shape[2:]), x.shape[0], x.shape[1]
+    kernel = list(w.shape[2:])
+    batch = x.shape[0]
+    channels = x.shape[1]
     pads = [(p, p) for p in padding]
     if transposed:
         x = spread(x, stride)

@@ -144,7 +144,9 @@ class Fuser:
             # Of one element: it is that element.
             gone = [] if node.attrs["keepdim"] else sorted(dims, reverse=True)
             text = "{0}" + "".join(f".squeeze({d})" for d in gone)
-            node.op, node.text, node.attrs = "view", text, {"alias": True, "dims": ()}
+            node.op = "view"
+            node.text = text
+            node.attrs = {"alias": True, "dims": ()}
             self.view(node)
             return
         if not (stage and x.shape == stage.full and self.takes(stage, dims)):

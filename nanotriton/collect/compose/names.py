@@ -18,7 +18,9 @@ WEIGHT = ("out_channels", "in_channels", "KD", "KH", "KW")  # of a convolution
 
 def distinct(base: str, taken: Iterable[str]) -> str:
     """The name itself, or with the first number that makes it another than those that are taken."""
-    name, number, taken = base, 1, set(taken)
+    name = base
+    number = 1
+    taken = set(taken)
     while name in taken:
         name, number = f"{base}_{number}", number + 1
     return name

@@ -145,7 +145,9 @@ class Reader:
     """Walks a traced module and builds the operator graph."""
 
     def __init__(self, traced: torch.fx.GraphModule, inputs: list):
-        self.traced, self.inputs, self.b = traced, list(inputs), Builder()
+        self.traced = traced
+        self.inputs = list(inputs)
+        self.b = Builder()
         self.values: dict[torch.fx.Node, object] = {}
 
     def read(self) -> Graph:

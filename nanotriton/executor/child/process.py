@@ -194,7 +194,9 @@ def numbers_of(model) -> list:
     """Python's numbers in the attributes of a module and its parts, such as a `weight.mean().item()`."""
     if not isinstance(model, torch.nn.Module):
         return []
-    found, seen, waiting = [], set(), [vars(part) for part in model.modules()]
+    found = []
+    seen = set()
+    waiting = [vars(part) for part in model.modules()]
     while waiting:
         value = waiting.pop()
         if type(value) in (bool, int, float, complex):

@@ -67,7 +67,9 @@ def _where(tape: Tape, line: int) -> str:
 
 def _compile_error(tape: Tape, error: CompilationError) -> RecordError:
     """Triton's front end names a node of the kernel's source; the innermost one is the cause."""
-    line, source, chain = line_of(error, tape.path), Path(tape.path).read_text(encoding="utf-8"), [error]
+    line = line_of(error, tape.path)
+    source = Path(tape.path).read_text(encoding="utf-8")
+    chain = [error]
     while isinstance(chain[-1].__cause__, CompilationError):
         chain.append(chain[-1].__cause__)
     # the last of them in the candidate's file gives the line, because Triton's own functions aren't there

@@ -58,7 +58,7 @@ import every other wing of the executor, `rules`, `plan` and `tasks`.
     faint.py        weights and inputs whose effect is smaller than the tolerance: is it there?
     unread.py       data that was never looked at: does the reference need it?
     runner.py, gpu_runner.py   a plan as something that a trial can run, on the CPU and on a GPU
-    room.py         whether kernels fit on the card, where there is none
+    fits.py         whether kernels fit on the card, where there is none
     ablation.py     how many launches matter
     measure.py      how fast a right candidate is
     process.py, script.py      the trusted halves of process mode and of whole files

@@ -197,7 +197,9 @@ class Examination:
         """The arguments that are the same in two draws, by number, both draws of each other tensor, and where
         each argument is. Notes which floats are `drawn`."""
         given, other = (self.reference.draw("plain", self.seed + i) for i in range(2))
-        same, fixed, drawn = same_tensors(given, other), {}, {}
+        same = same_tensors(given, other)
+        fixed = {}
+        drawn = {}
         others = [leaf for _, leaf in leaves(other)]
         for i, (_, leaf) in enumerate(leaves(given)):
             if i in same or not isinstance(leaf, torch.Tensor):

@@ -79,7 +79,10 @@ class Runner:
         another: int | None = None,
     ):
         self.worker, self.job, self.reference, self.another = worker, job, reference, another
-        self.plans, self.plan, self.recorded, self.names = plans, plans[0], recorded, names
+        self.plans = plans
+        self.plan = plans[0]
+        self.recorded = recorded
+        self.names = names
         plan = self.plan
         self.launches = len(plan.launches())
         self.weights: dict[int, dict[str, torch.Tensor]] = {}
@@ -177,7 +180,9 @@ class Runner:
 
     def begin_calls(self, draw: Callable[[], list]) -> Begun:
         """Make the first of several calls."""
-        begun, replay, inputs = Begun(Calls(), [], {}), self.replay_of(0), draw()
+        begun = Begun(Calls(), [], {})
+        replay = self.replay_of(0)
+        inputs = draw()
         with self.in_chain(0, replay):
             begun.calls.answers.append(replay.run(inputs, self.weights_of(0)))
             del inputs

@@ -25,11 +25,11 @@ from nanotriton.executor.common.card import Card
 from nanotriton.executor.common.limits import REFERENCES, REPLAYERS, SHORTAGES
 from nanotriton.executor.judge import script, settings
 from nanotriton.executor.judge.candidate import examine, replay_mode
+from nanotriton.executor.judge.fits import Fits
 from nanotriton.executor.judge.job import Job, Spawn
 from nanotriton.executor.judge.module import ContextLost, Interruption
 from nanotriton.executor.judge.process import process_mode
 from nanotriton.executor.judge.reference import Reference
-from nanotriton.executor.judge.room import Room
 from nanotriton.executor.sandbox.clock import own_time
 from nanotriton.executor.sandbox.protocol import BEACON, Ended, receive, send
 from nanotriton.executor.sandbox.servers import CompileServers
@@ -101,7 +101,7 @@ class Worker:
         self.compilers = CompileServers(
             zygote, self.folder, max(2, len(os.sched_getaffinity(0)) // REPLAYERS + 1)
         )
-        self.fits = Room()
+        self.fits = Fits()
         self.patience = PATIENCE
         self.references: OrderedDict[tuple[str, str | None], Reference | Fault] = OrderedDict()
         # which tasks have ended a context, for all workers of this executor
@@ -323,7 +323,9 @@ class Worker:
     def step(self, running: Running, ended: Ended | None) -> None:
         """`advance`, while the GPU is told that this worker is busy."""
         job, folder = running.job, running.folder
-        self.job, self.stages, self.since = job, [], own_time()
+        self.job = job
+        self.stages = []
+        self.since = own_time()
         try:
             spawn = self.resume(running.mode, ended)
         except ContextLost as lost:

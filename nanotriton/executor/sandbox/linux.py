@@ -1,4 +1,4 @@
-"""Linux, as far as Python's standard library does not reach it: system calls by number, and prctl."""
+"""Linux, as far as Python's standard library does not reach it: system calls, prctl, and /proc."""
 
 import ctypes
 import os
@@ -19,3 +19,13 @@ def syscall(number: int, *args) -> int:
     if result < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     return result
+
+
+def stat_fields(path: str) -> list[str]:
+    """The fields of a process's or a thread's stat file behind its name: state, parent, process group, ...
+
+    A candidate may give itself any name. OSError if the process is gone.
+    """
+    with open(path, encoding="utf-8", errors="replace") as file:
+        _, _, fields = file.read().rpartition(")")
+    return fields.split()

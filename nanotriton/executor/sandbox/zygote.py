@@ -30,7 +30,7 @@ from dataclasses import asdict, dataclass
 
 from nanotriton.executor.sandbox import forks, sandbox
 from nanotriton.executor.sandbox.clock import waited
-from nanotriton.executor.sandbox.linux import PR_SET_CHILD_SUBREAPER, libc
+from nanotriton.executor.sandbox.linux import PR_SET_CHILD_SUBREAPER, libc, stat_fields
 from nanotriton.executor.sandbox.protocol import (
     LOG,
     LOG_BYTES,
@@ -252,10 +252,8 @@ def own_children() -> list[int]:
     for name in os.listdir("/proc"):
         if not name.isdigit():
             continue
-        # a process may end while it is looked at
-        with contextlib.suppress(OSError), open(f"/proc/{name}/stat") as file:
-            _, after_name = file.read().rsplit(")", 1)
-            _, parent, *_ = after_name.split()
+        with contextlib.suppress(OSError):  # a process may end while it is looked at
+            _, parent, *_ = stat_fields(f"/proc/{name}/stat")
             if int(parent) == os.getpid():
                 found.append(int(name))
     return found

@@ -213,7 +213,9 @@ def _cat(kernel: Kernel, node: Node, host, texts: list[str]) -> None:
 
 
 def _pad(kernel: Kernel, node: Node, host, texts: list[str]) -> None:
-    x, attrs, rank = node.args[0], node.attrs, node.rank
+    x = node.args[0]
+    attrs = node.attrs
+    rank = node.rank
     padded = [d for d in range(rank) if node.shape[d] != x.shape[d]]
     if not padded:
         raise Unfit("a padding by nothing")

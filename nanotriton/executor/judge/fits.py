@@ -29,7 +29,7 @@ _TENSOR = re.compile(r"tensor<((?:\d+x)+)(?:!tt\.(ptr)<[^>]*>|(\w+))>")
 _STAGES = re.compile(r"tt\.num_stages = (\d+)")
 
 
-class Room:
+class Fits:
     """Asks the compile servers whether kernels fit, and remembers the answers: None, or the refusal."""
 
     def __init__(self) -> None:
