@@ -7,12 +7,12 @@ modes is recorded, and the rules on the plan see it.
 """
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from enum import IntEnum
 
 from nanotriton.plan.aten import words
 from nanotriton.rules.faces import BRANCHES, MODES, Tells
-from nanotriton.rules.source import last_name, walk
+from nanotriton.rules.source import children, last_name, walk
 
 # torch's modes while a candidate is recorded, by the last name of what asks for them
 RECORDED = {
@@ -25,6 +25,8 @@ RECORDED = {
 CHANGING_MODES = words("train eval enable_grad set_grad_enabled inference_mode requires_grad_")
 LEAVING = ast.Return | ast.Raise | ast.Break | ast.Continue
 FUNCTIONS = ast.FunctionDef | ast.ClassDef | ast.Lambda
+COMPREHENSIONS = ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp
+STATEMENTS = ast.For | ast.Try | ast.Match  # whose parts run at different times
 SUPPRESSING = "suppress"
 
 
@@ -36,7 +38,7 @@ class Runs(IntEnum):
     BEHIND = 2  # a tell decides
 
 
-Found = Iterator[tuple[ast.AST, Runs]]
+Found = list[tuple[ast.AST, Runs]]
 
 
 class Branches:
@@ -55,23 +57,26 @@ class Branches:
 
     def block(self, body: Iterable[ast.stmt], runs: Runs) -> Found:
         """The nodes of statements that follow one another, of which the first runs so."""
+        found = []
         for statement in body:
-            yield from self.node(statement, runs)
+            found += self.node(statement, runs)
             if runs < Runs.BEHIND and self.forks(statement):
                 runs = Runs.BEHIND
+        return found
 
     def node(self, node: ast.AST, runs: Runs) -> Found:
         """A node that runs so, and all below it."""
         if isinstance(node, ast.FunctionDef) and self.tells.source.is_kernel(node):
-            return
-        yield node, runs
+            return []
+        found = [(node, runs)]
         for parts, inner in self._parts(node):
             inner = max(runs, inner)
             if all(isinstance(part, ast.stmt) for part in parts):
-                yield from self.block(parts, inner)
+                found += self.block(parts, inner)
             else:
                 for part in parts:
-                    yield from self.node(part, inner)
+                    found += self.node(part, inner)
+        return found
 
     def forks(self, node: ast.AST) -> bool:
         """Whether a tell decides if what follows a statement is reached."""
@@ -109,16 +114,16 @@ class Branches:
             return self._of_a_choice(node)
         if isinstance(node, ast.Subscript):  # {True: ours, False: torch.relu}[tell]
             return [([node.slice], Runs.ALWAYS), ([node.value], self._behind(Runs.ALWAYS, node.slice))]
-        if isinstance(node, ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp):
+        if isinstance(node, COMPREHENSIONS):
             return self._of_a_comprehension(node)
         if isinstance(node, ast.FunctionDef | ast.Lambda):
             return [(node.body if isinstance(node, ast.FunctionDef) else [node.body], Runs.MAYBE)]
         if isinstance(node, ast.ClassDef | ast.Assert):
             return []
-        if isinstance(node, ast.For | ast.Try | ast.Match):
+        if isinstance(node, STATEMENTS):
             return self._of_a_statement(node)
         body = getattr(node, "body", [])  # of a `with`, a handler or a case
-        rest = [part for part in ast.iter_child_nodes(node) if part not in body]
+        rest = [part for part in children(node) if part not in body]
         return [(rest, Runs.ALWAYS), (body, Runs.ALWAYS)]
 
     def _of_a_statement(self, node: ast.For | ast.Try | ast.Match) -> list[tuple[list, Runs]]:

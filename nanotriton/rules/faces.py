@@ -86,6 +86,7 @@ READING = words("getattr hasattr")
 MODES = words("training requires_grad is_leaf grad_fn is_inference")
 BRANCHES = ast.If | ast.IfExp | ast.While
 FUNCTIONS = ast.FunctionDef | ast.Lambda
+TOLD = FIXED | MODES | FLEETING - {"time", "random"}  # attributes that are tells, whatever they belong to
 
 
 class Tells:
@@ -181,13 +182,13 @@ class Tells:
         if self._is_tell(node):
             return True
         if isinstance(node, ast.Attribute):
-            return node.attr in self.attributes | self.functions
+            return node.attr in self.attributes or node.attr in self.functions
         if isinstance(node, ast.Call):
             return self._reads_by_name(node)
         if not isinstance(node, ast.Name):
             return False
         home = self.scopes.home(node)
-        if node.id in self.functions - self.scopes.bound[home]:
+        if node.id in self.functions and node.id not in self.scopes.bound[home]:
             return True
         return self.scopes.holds(self.names, node) and not self._is_before(node, home)
 
@@ -210,7 +211,7 @@ class Tells:
 
     def _is_tell(self, node: ast.AST) -> bool:
         """Whether a node is a tell by what it is called, whatever the candidate does with it."""
-        if isinstance(node, ast.Attribute) and node.attr in FIXED | MODES | FLEETING - {"time", "random"}:
+        if isinstance(node, ast.Attribute) and node.attr in TOLD:
             return True
         if not isinstance(node, ast.Name | ast.Attribute):
             return False

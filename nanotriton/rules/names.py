@@ -1,5 +1,7 @@
 """The lists behind the rules: the names that a candidate may use, and the torch functions that compute."""
 
+import functools
+
 from nanotriton.plan.aten import words
 from nanotriton.rules.standard import held_back, held_by_another
 
@@ -110,6 +112,7 @@ def under(path: str, prefixes: frozenset[str]) -> bool:
     return any(".".join(parts[:n]) in prefixes for n in range(1, len(parts) + 1))
 
 
+@functools.lru_cache(maxsize=512)
 def refused(path: str, importing: bool) -> str | None:
     """One line that says why the dotted path is refused, or None.
 

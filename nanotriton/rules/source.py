@@ -27,6 +27,14 @@ def walk(*roots: ast.AST) -> list[ast.AST]:
     return found
 
 
+def children(node: ast.AST) -> list[ast.AST]:
+    """The nodes right below a node, in order of the text. Names of operators and contexts are none."""
+    try:
+        return node.children_from_the_last[::-1]
+    except AttributeError:
+        return _note_children(node)[::-1]
+
+
 def _note_children(node: ast.AST) -> list[ast.AST]:
     """The children of a node, the last first. It keeps them as an attribute."""
     children = []

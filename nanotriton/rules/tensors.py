@@ -105,7 +105,7 @@ class Tensors:
     def _attribute(self, node: ast.Attribute) -> bool:
         if node.attr in QUERIES or self.source.path(node) is not None:
             return False
-        return node.attr in self.attributes | WEIGHTS or self.may_be(node.value)
+        return node.attr in self.attributes or node.attr in WEIGHTS or self.may_be(node.value)
 
     def _call(self, node: ast.Call) -> bool:
         path = self.source.path(node.func)

@@ -6,7 +6,6 @@ say where its memory will lie.
 """
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 ALIGNMENT = 512  # bytes, as torch's allocator aligns its blocks
 FIRST = 0x7F00_0000_0000  # the address of the first storage
@@ -62,4 +61,12 @@ class Addresses:
 
     def among(self, *values) -> bool:
         """Whether one of the values, or an item of one, is an Address."""
-        return self.given and any(isinstance(leaf, Address) for leaf in tree_leaves(values))
+        return self.given and _holds_address(values)
+
+
+def _holds_address(value: object) -> bool:
+    if isinstance(value, list | tuple):
+        return any(map(_holds_address, value))
+    if isinstance(value, dict):
+        return any(map(_holds_address, value.values()))
+    return isinstance(value, Address)

@@ -82,8 +82,12 @@ def moved_constants(
     same weights.
     """
     mover = _Mover(seed, buffers, found)
-    with patched(mover.replacements()):
-        yield mover.settle
+    _movers.append(mover)
+    try:
+        with patched(mover.replacements()):
+            yield mover.settle
+    finally:
+        _movers.remove(mover)
 
 
 class _Mover:
@@ -107,29 +111,13 @@ class _Mover:
         self.make = torch.empty
 
     def replacements(self) -> list[tuple[object, str, object]]:
-        """(owner, name, patched function) of everything that a constructor fills a parameter with."""
-        register, keep = nn.Module.register_parameter, nn.Module.register_buffer
+        """(owner, name, patched function) of the functions that a constructor fills a parameter with.
 
-        def register_parameter(module, name, param):
-            self.before_parameter(param)
-            register(module, name, param)
-
-        def register_buffer(module, name, tensor, *args, **kwargs):
-            if is_lazy(tensor):
-                self.lazy.append((module, name))
-            else:
-                self.before_buffer(name, tensor)
-            keep(module, name, tensor, *args, **kwargs)
-
-        found = [
-            (torch, "empty", self.empty),
-            (nn.Module, "register_parameter", register_parameter),
-            (nn.Module, "register_buffer", register_buffer),
-        ]
+        Of methods _tell_movers says it.
+        """
+        found = [(torch, "empty", self.empty)]
         for name in INITIALISERS:
             found.append((nn.init, name, _followed(getattr(nn.init, name), self.move)))
-        for name in ("zero_", "fill_"):  # weight.data.zero_(), running_var.fill_(1)
-            found.append((torch.Tensor, name, _followed(getattr(torch.Tensor, name), self.after_fill)))
         return found
 
     def empty(self, *args, **kwargs) -> torch.Tensor:
@@ -144,6 +132,13 @@ class _Mover:
         if param.untyped_storage().data_ptr() not in self.blank:
             self.move(param)
         self.registered[param.data_ptr()] = param, False
+
+    def at_buffer(self, module: nn.Module, name: str, tensor: torch.Tensor | None) -> None:
+        """A buffer is about to be registered."""
+        if is_lazy(tensor):
+            self.lazy.append((module, name))
+        else:
+            self.before_buffer(name, tensor)
 
     def before_buffer(self, name: str, tensor: torch.Tensor | None) -> None:
         if not isinstance(tensor, torch.Tensor) or (self.found is None and name not in self.buffers):
@@ -207,6 +202,36 @@ class _Mover:
         return noise.abs() * (1 if value > 0 else -1)
 
 
+_movers: list[_Mover] = []  # that are at work in this process
+
+
+def _tell_movers() -> None:
+    """Let methods of modules and tensors tell the movers at work what they register and fill.
+
+    They are replaced once and for all. Whoever sets an attribute of a class makes Python forget what it knows
+    of the class and of all below it, which costs a forked child 2 ms each time.
+    """
+    register, keep = nn.Module.register_parameter, nn.Module.register_buffer
+
+    def register_parameter(module, name, param):
+        for mover in _movers:
+            mover.before_parameter(param)
+        register(module, name, param)
+
+    def register_buffer(module, name, tensor, *args, **kwargs):
+        for mover in _movers:
+            mover.at_buffer(module, name, tensor)
+        keep(module, name, tensor, *args, **kwargs)
+
+    def after_fill(tensor):
+        for mover in _movers:
+            mover.after_fill(tensor)
+
+    nn.Module.register_parameter, nn.Module.register_buffer = register_parameter, register_buffer
+    for name in ("zero_", "fill_"):  # weight.data.zero_(), running_var.fill_(1)
+        setattr(torch.Tensor, name, _followed(getattr(torch.Tensor, name), after_fill))
+
+
 def _followed(original: Callable, after: Callable[[torch.Tensor], object]) -> Callable:
     """A function that fills its first argument, followed by a call of `after` with that tensor."""
 
@@ -216,6 +241,9 @@ def _followed(original: Callable, after: Callable[[torch.Tensor], object]) -> Ca
         return result
 
     return call
+
+
+_tell_movers()
 
 
 def constant(t: torch.Tensor) -> float | None:

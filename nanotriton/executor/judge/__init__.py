@@ -28,6 +28,7 @@ import every other wing of the executor, `rules`, `plan` and `tasks`.
     patches.py      the same for functions and modules that it replaces
     asserts.py      what CUDA would assert inside a kernel, as an exception
     draws.py        draws of inputs that a candidate cannot foresee: the table of stress kinds
+    seeds.py        seeds that a task sets, replaced by ours
     literals.py     numbers of a task's text at which its answer may jump
     computing.py    what a reference computes: its ATen calls, watched as it runs once
     watching.py     what dispatch modes share, that see a task's ATen calls
