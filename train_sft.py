@@ -337,9 +337,10 @@ def encode(texts: list[Text], cfg: Config, tokenizer: Tokenizer, run: Run | None
                 f"note: no completion of {cfg.data} has a {WANTED}: GRPO and benchmarks find no kernel then"
             )
         prompt, completion = (sum(map(len, side)) / len(kept) for side in zip(*kept))  # mean tokens
+        long = len(pairs) - len(kept)
         run.say(
-            f"{counted(len(kept), 'pair')}, prompts of {prompt:.0f} and completions of {completion:.0f} "
-            f"tokens; {len(pairs) - len(kept)} too long, left out"
+            f"{counted(len(kept), 'pair')}: on average a prompt has {prompt:.0f} tokens and a completion "
+            f"{completion:.0f}" + (f"; {long} longer than --max-len are left out" if long else "")
         )
     return kept
 

@@ -47,6 +47,26 @@ class Verdict:
         if self.status not in STATUSES:
             raise ValueError(f"unknown status {self.status!r}; one of {', '.join(sorted(STATUSES))}")
 
+    def __str__(self) -> str:
+        """One line for a person. repr() has every field.
+
+        >>> print(Verdict("correct", launches=2, effective_launches=1, max_error=3e-6, speedup=1.5))
+        correct (1.50x, 1 of 2 launches effective, error 3.0e-06)
+        >>> print(Verdict("no_code", message="the candidate is empty"))
+        no_code: the candidate is empty
+        """
+        notes = []
+        if self.speedup is not None:
+            notes.append(f"{self.speedup:.2f}x")
+        if self.effective_launches is not None:
+            notes.append(f"{self.effective_launches} of {self.launches} launches effective")
+        if self.max_error is not None and self.status in ("correct", "wrong_value"):
+            notes.append(f"error {self.max_error:.1e}")
+        line = self.status
+        if notes:
+            line += f" ({', '.join(notes)})"
+        return f"{line}: {self.message}" if self.message else line
+
     @property
     def correct(self) -> bool:
         """Whether the candidate computes the same as the reference, and obeyed the executor's policy."""

@@ -280,6 +280,7 @@ def test_sources_that_are_none_are_told_in_one_line(tmp_path):
 
 @pytest.mark.parametrize("arguments, said", [
     (["--shard", "3/2"], "1 <= K <= N"), (["--route", "distil"], "--endpoint URL"), (["--verify", "gpu"], "cpu, cuda, later"),
+    (["--out", "README.md"], "--out README.md: cannot make this folder: a file is there"),
 ])  # fmt: skip
 def test_a_mistake_on_the_command_line_is_one_line(arguments, said):
     failed = subprocess.run(

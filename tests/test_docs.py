@@ -228,4 +228,4 @@ def test_runnable_snippets_run(source, tmp_path, monkeypatch, capsys):
         return
     exec(compile(source, "snippet", "exec"), {"__name__": "snippet"})
     if "print(" in source:
-        assert "status='correct'" in capsys.readouterr().out
+        assert "correct (" in capsys.readouterr().out

@@ -1,5 +1,6 @@
 """`python -m nanotriton.executor`: a contract that scripts depend on."""
 
+import doctest
 import json
 import signal
 import subprocess
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from nanotriton import verdict
 from nanotriton.executor import Verdict
 from nanotriton.executor.__main__ import main, read_tasks
 from nanotriton.executor.common import probe
@@ -33,6 +35,10 @@ CANDIDATES = {
     ),
     "cheating": (RIGHT.replace("return y", "return x * 2 + 1"), "rule_violation"),
 }
+
+
+def test_a_printed_verdict_is_one_line_for_a_person():
+    assert doctest.testmod(verdict) == (0, 2)
 
 
 @pytest.fixture

@@ -342,5 +342,5 @@ def test_pairs_that_teach_no_kernel_are_told_and_a_last_one_that_is_too_long_is_
     train_sft.main(cfg, World())
     out = capsys.readouterr().out
     assert ("has a ```python block with a ModelNew" in out) == (not kernel)
-    assert "\n3 pairs, " in out
+    assert "\n3 pairs: on average a prompt has " in out and "left out" not in out
     assert json.loads((tmp_path / "sft" / "summary.json").read_text())["eval_loss"] > 0

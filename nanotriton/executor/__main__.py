@@ -107,23 +107,6 @@ def looks_like_a_task(source: str) -> bool:
     return all(name in source for name in REQUIRED) and "ModelNew" not in source
 
 
-def readable(path: str, verdict: Verdict) -> str:
-    """One line for a person."""
-    notes = []
-    if verdict.speedup is not None:
-        notes.append(f"{verdict.speedup:.2f}x")
-    if verdict.effective_launches is not None:
-        notes.append(f"{verdict.effective_launches} of {verdict.launches} launches effective")
-    if verdict.max_error is not None and verdict.status in ("correct", "wrong_value"):
-        notes.append(f"error {verdict.max_error:.1e}")
-    line = f"{path}: {verdict.status}"
-    if notes:
-        line += f" ({', '.join(notes)})"
-    if verdict.message:
-        line += f": {verdict.message}"
-    return line
-
-
 def read_tasks(paths: list[str]) -> tuple[list[Task], dict[str, Finding]]:
     """The tasks of these files and folders, named by their paths, and the files that are none."""
     tasks: list[Task] = []
@@ -206,7 +189,7 @@ def report(options: argparse.Namespace, verdicts: Iterable[Verdict]) -> int:
         if options.json:
             line = json.dumps({"file": path, **asdict(verdict)})
         else:
-            line = readable(path, verdict)
+            line = f"{path}: {verdict}"
         print(line, flush=True)
     return 0 if all_correct else 1
 
