@@ -9,7 +9,7 @@
 # KERNELBENCH: a clone of the benchmark.
 # Each command continues where it was stopped, so the script can be cut anywhere and started again.
 # docs/speedrun.md explains the numbers and keeps the records. MINUTES=10 ./speedrun.sh ... gives GRPO less time,
-# EPOCHS=7 gives SFT more, GRPO="--temperature 1.3" adds to the arguments of train_grpo.py.
+# EPOCHS=7 gives SFT more. TASKS, TEMPERATURE, LR and STEPS are GRPO's.
 set -euo pipefail
 if [ $# -lt 2 ]; then
     echo "error: DATA and KERNELBENCH are expected: ./speedrun.sh results/data KERNELBENCH [MODEL] [OUT]" >&2
@@ -39,11 +39,11 @@ python train_sft.py --name sft --out "$out" --model "$model" --data "$(rows sft)
 
 # 2. GRPO on tasks without a known answer: what runs and is right is paid. The next step is sampled while this one is
 # judged.
-tasks=$(rows curriculum)
+tasks=${TASKS:-$(rows curriculum)}
 python train_grpo.py --name grpo --out "$out" --model "$out/sft/model" --tasks "${tasks:-$(rows rl)}" --no-preflight \
-    --lora 8 --lr 1.5e-4 --warmup 0.03 --min-lr 0.1 --kl 0.1 --steps 72 --minutes "${MINUTES:-16}" --ahead \
-    --prompts 48 --group 16 --updates 2 --max-tokens 1536 --truncated mask --timeout 5 \
-    --micro-tokens 32768 --kv-gib 32 ${GRPO:-}
+    --lora 8 --lr "${LR:-1.5e-4}" --warmup 0.03 --min-lr 0.1 --kl 0.1 --steps "${STEPS:-72}" --minutes "${MINUTES:-16}" --ahead \
+    --prompts 48 --group 16 --updates 2 --max-tokens 1536 --truncated mask --timeout 5 --temperature "${TEMPERATURE:-1}" \
+    --micro-tokens 32768 --kv-gib 32
 
 # 3. What each model can do: held-out operators, compositions and shapes, and KernelBench.
 for name in base sft grpo; do

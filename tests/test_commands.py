@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import os
 import re
 import shlex
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from torch.distributed.run import get_args_parser
 
+import train_grpo
 from nanotriton import config
 from tests.test_docs import DOCS, ROOT, module_file
 
@@ -109,3 +111,22 @@ def test_the_speedrun_finds_a_wrong_path_before_anything_is_trained(words, why):
     done = subprocess.run(["bash", "speedrun.sh", *words], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2 and done.stderr.startswith(why) and done.stderr.count("\n") == 1
     assert not done.stdout
+
+
+def test_the_speedrun_hands_on_the_options_of_grpo(tmp_path):
+    program = tmp_path / "python"
+    program.write_text('#!/bin/sh\necho "$@"\n')
+    program.chmod(0o755)
+    given = {"TASKS": "mine.jsonl", "TEMPERATURE": "1.3", "LR": "2e-4", "STEPS": "56", "MINUTES": "9"}
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    printed = subprocess.run(
+        ["bash", "speedrun.sh", "results/data", "hub"],
+        cwd=ROOT,
+        env=os.environ | given | {"PATH": path},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    words = next(line for line in printed.splitlines() if line.startswith("train_grpo.py")).split()[1:]
+    cfg = config.parse(train_grpo.Config, words)
+    assert (cfg.tasks, cfg.temperature, cfg.lr, cfg.steps, cfg.minutes) == ("mine.jsonl", 1.3, 2e-4, 56, 9)
