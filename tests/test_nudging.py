@@ -4,14 +4,25 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from nanotriton.executor.judge.nudging import Nudging
+from nanotriton.executor.judge.nudging import TF32_UNIT, Nudge, Nudging
 
 X = torch.arange(1, 65, dtype=torch.float32) / 8
 
 
-def run(forward, x=X):
+def all_up(t: torch.Tensor) -> torch.Tensor:
+    return torch.ones_like(t, dtype=torch.float64)
+
+
+class Thousandth(Nudge):
+    """Larger than FLOOR, so that it is told from what a result moves by itself."""
+
+    def __call__(self, t: torch.Tensor) -> torch.Tensor:
+        return t.double() * 1.001
+
+
+def run(forward, x=X, nudge=Thousandth(all_up)):
     """forward's answer in float64, with operands moved by a thousandth."""
-    mode, wide = Nudging(lambda t: t.double() * 1.001), x.double()
+    mode, wide = Nudging(nudge), x.double()
     mode.follow(wide, x.dtype)
     with mode:
         return forward(wide)
@@ -112,3 +123,14 @@ def test_float64_has_digits_that_single_precision_has_not():
     x = torch.tensor([1e-8, -1e-8, 0.0])
     moved = [(run(function, x) - x).abs() > 1e-7 for function in (torch.tanh, F.elu)]
     assert [m.tolist() for m in moved] == [[True, True, False], [False, True, False]]
+
+
+def test_operands_of_a_product_in_tf32_move_by_its_unit_the_weights_too():
+    weight = torch.full((8, 8), 1 / 3, dtype=torch.float64)
+    product = lambda x: x.view(8, 8) @ weight
+    long = torch.sqrt(X + 0.3)
+    off = run(product, long, Nudge(all_up, frozenset(["mm"]))) / product(long.double()) - 1
+    assert float((off - 2 * TF32_UNIT).abs().max()) < TF32_UNIT / 100
+    off = run(product, X, Nudge(all_up, frozenset(["mm"]))) / product(X.double()) - 1  # TF32 holds X
+    assert float((off - TF32_UNIT).abs().max()) < TF32_UNIT / 20
+    assert float((run(product, X, Nudge(all_up)) / product(X.double()) - 1).abs().max()) < TF32_UNIT / 20
