@@ -2,9 +2,8 @@
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 
-from nanotriton.executor.judge.watching import Watching, is_view, new_memory
+from nanotriton.executor.judge.watching import Watching, is_view, new_memory, tensors_of
 from nanotriton.plan.aten import words
 from nanotriton.plan.facts import CREATE, MATMULS, MOVE, Facts, overlaps_itself
 
@@ -79,8 +78,8 @@ class Computing(Watching):
         self.made |= new_memory(func, out)
         if is_view(func):
             return out
-        reads = [t for t in tree_leaves([args, kwargs]) if isinstance(t, torch.Tensor)]
-        writes = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
+        reads = tensors_of([args, kwargs])
+        writes = tensors_of(out)
         if name in NEAR_ZERO and reads and reads[0].untyped_storage().data_ptr() not in self.made:
             self.called.add("near_zero")  # of an input or a weight: log1p(exp(x)) is another matter
         self.called |= {adding(name, args, kwargs or {}) or name}

@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
 from nanotriton.executor.judge.values import FLOOR, UNIT32
-from nanotriton.executor.judge.watching import Watching, is_view
+from nanotriton.executor.judge.watching import Watching, is_view, tensors_of
 
 # Operators that put a number of the task's text into a tensor.
 PUTTING = frozenset(["masked_fill", "masked_fill_", "scalar_tensor", "full", "full_like", "fill", "fill_"])
@@ -174,10 +174,6 @@ def few_digits(t: torch.Tensor, name: str) -> torch.Tensor:
     if name in AROUND_ZERO:
         return t != 0
     return t < 0 if name in BELOW_ZERO else torch.zeros_like(t, dtype=torch.bool)
-
-
-def tensors_of(out) -> list[torch.Tensor]:
-    return [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
 
 
 def may_round(func) -> bool:

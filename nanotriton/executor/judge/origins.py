@@ -10,11 +10,10 @@ from collections.abc import Callable
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
 from nanotriton.executor.common.construct import named_state
 from nanotriton.executor.common.training import Trained, every_parameter, may_change, may_shuffle
-from nanotriton.executor.judge.watching import Watching, new_memory
+from nanotriton.executor.judge.watching import Watching, new_memory, tensors_of
 
 REGISTERED = ("_parameters", "_buffers", "_modules")  # attributes in which a module keeps what has a name
 
@@ -50,7 +49,7 @@ def plain_tensors(model: nn.Module) -> list[torch.Tensor]:
         if module._forward_pre_hooks:
             continue
         values = [value for name, value in vars(module).items() if name not in REGISTERED]
-        found += [t for t in tree_leaves(values) if isinstance(t, torch.Tensor) and id(t) not in registered]
+        found += [t for t in tensors_of(values) if id(t) not in registered]
     return found
 
 
@@ -96,9 +95,9 @@ class Origins(Watching):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        given = [t for t in tree_leaves([args, kwargs]) if isinstance(t, torch.Tensor)]
+        given = tensors_of([args, kwargs])
         # what is written in place is returned too
-        written = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
+        written = tensors_of(out)
         sources = {address_of(t) for t in given}
         for address in list(sources):
             sources |= self.sources.get(address, set())

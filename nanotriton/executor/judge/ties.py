@@ -8,11 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from nanotriton.executor.judge.values import FLOOR
-from nanotriton.executor.judge.watching import Watching, new_memory
+from nanotriton.executor.judge.watching import Watching, new_memory, tensors_of
 from nanotriton.plan.aten import words
 from nanotriton.plan.trees import identical, tensors
 
@@ -51,7 +50,7 @@ class Choices(Watching):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         out, name = func(*args, **kwargs), func.overloadpacket.__name__
-        results = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
+        results = tensors_of(out)
         self.made |= new_memory(func, out)
         made = [t for t in results if t.dtype in (torch.int64, torch.int32)]
         if len(made) != 1:

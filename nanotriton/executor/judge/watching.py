@@ -21,4 +21,9 @@ def new_memory(func, out) -> set[int]:
     """The addresses of the storages that a call has made; none for a view, or a write in place."""
     if any(r.alias_info is not None for r in func._schema.returns):
         return set()
-    return {t.untyped_storage().data_ptr() for t in tree_leaves(out) if isinstance(t, torch.Tensor)}
+    return {t.untyped_storage().data_ptr() for t in tensors_of(out)}
+
+
+def tensors_of(values) -> list[torch.Tensor]:
+    """The tensors among an ATen call's arguments, or among what it returns."""
+    return [t for t in tree_leaves(values) if isinstance(t, torch.Tensor)]
