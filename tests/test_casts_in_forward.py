@@ -8,7 +8,7 @@ import torch
 from nanotriton.executor.judge.fairness import nudges
 from nanotriton.executor.judge.reference import Reference
 from nanotriton.executor.judge.values import FLOOR
-from tests.test_draws import accepted_by_many, refused, task
+from tests.test_draws import accepted_by_many, check, refused, task
 
 HALF = "torch.randn(20, 33, dtype=torch.bfloat16)"
 # name: (inputs, forward, the same in float64)
@@ -92,3 +92,34 @@ def test_a_nudge_moves_what_is_behind_a_cast(forward, share):
     for nudge in nudges(reference.device, 5)[:2]:
         moved = reference.exactly("plain", 5, 5, nudge=nudge)[0]
         assert share / 3 < (moved / still - 1).abs().median() < share * 3
+
+
+QUANTISED = """s = x.abs().amax(1, keepdim=True).clamp(min=1e-12) / 448
+        y = (x / s).to(torch.float8_e4m3fn).float() * s"""
+# name: (what follows in forward, the constructor's body, the same of a module and y)
+FLOAT8 = {
+    "widened": ("return y", "", lambda m, x, y: y),
+    "beside": (
+        "return y + 1e-4 * (x.bfloat16() @ self.w).float()",
+        "self.w = nn.Parameter(torch.randn(32, 32).bfloat16())",
+        lambda m, x, y: y + 1e-4 * (x.bfloat16() @ m.w).float(),
+    ),
+}
+
+
+@pytest.mark.parametrize("rest, init, then", FLOAT8.values(), ids=FLOAT8)
+def test_a_cast_to_float8_may_not_be_left_out(rest, init, then):
+    """What rounds to another number in float8 is forgiven where it lies at an edge, and nowhere else."""
+
+    def scale(x):
+        return x.abs().amax(1, keepdim=True).clamp(min=1e-12) / 448
+
+    def multiplying(m, x):
+        y = (x * (1 / scale(x))).to(torch.float8_e4m3fn).float() * scale(x)
+        return then(m, x, y)
+
+    def leaving_it_out(m, x):
+        return then(m, x, x.clone())
+
+    source = task(f"{QUANTISED}\n        {rest}", "torch.randn(20, 32)", init=init)
+    accepted_by_many(check(source, multiplying, leaving_it_out), multiplying)

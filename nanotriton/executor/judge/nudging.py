@@ -107,7 +107,8 @@ class Nudging(Watching):
         for t in tensors_of(out):
             if t.is_floating_point():
                 self.dtypes[t] = dtype
-                if not is_view(func) and dtype != torch.float64:
+                # float8 holds what was cast to it, and torch has no arithmetic in it
+                if not is_view(func) and dtype != torch.float64 and t.itemsize > 1:
                     self._round(t, func, dtype)
         return out
 

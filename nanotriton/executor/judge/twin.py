@@ -226,11 +226,13 @@ class Beside(Watching):
         return own
 
     def _wide(self, value):
-        if isinstance(value, torch.dtype) and value.is_floating_point:
-            return torch.float64
+        if isinstance(value, torch.dtype) and value.is_floating_point and value.itemsize > 1:
+            return torch.float64  # to float8 a task casts to quantise, and so does its twin
         return self.twin(value)
 
     def _remember(self, t: torch.Tensor, twin) -> None:
+        if isinstance(twin, torch.Tensor) and twin.is_floating_point() and twin.itemsize == 1:
+            twin = twin.double()
         usable = isinstance(twin, torch.Tensor) and twin.dtype == torch.float64 and twin.shape == t.shape
         known = self.twins.get(t)
         if usable and twin is known:
