@@ -81,6 +81,53 @@ def test_small_constants_are_moved(inputs, forward, wrong):
     assert not refused(reference, reference.names["Model"].forward)
 
 
+RING = """(lambda s: torch.stack([torch.cat([s, s]), torch.cat([(s + 1) % 12, (s - 1) % 12])]))(torch.arange(12))"""
+MEAN = """out = torch.zeros_like(x).index_add(0, y[1], x[y[0]])
+        return out / torch.bincount(y[1], minlength=12).clamp(min=1)[:, None]"""
+ENDS = "torch.randn(44, 6), torch.tensor([0, 9, 25, 29, 44])"
+PARTS = """part = torch.bucketize(torch.arange(44), y[1:], right=True)
+        return torch.zeros(4, 6).index_add(0, part, x)"""
+
+
+def at_most_16(m, x, y):
+    """Sums of parts, of the first 16 rows of each."""
+    return torch.stack([x[a : min(a + 16, b)].sum(0) for a, b in itertools.pairwise(y.tolist())])
+
+
+# What is the same in every draw and has a structure that the task does not promise.
+CONSTANTS = {
+    "a ring": (f"torch.randn(12, 6), {RING}", MEAN, lambda m, x, y: (x.roll(1, 0) + x.roll(-1, 0)) / 2),
+    "edges in both directions": (f"torch.randn(12, 6), {RING}", MEAN, lambda m, x, y: m.forward(x, y.flip(0))),
+    "as many neighbours": (f"torch.randn(12, 6), {RING}", MEAN, lambda m, x, y: torch.zeros_like(x).index_add(0, y[1], x[y[0]]) / 2),
+    "no long part": (ENDS, PARTS, at_most_16),
+    "parts with something": (ENDS, "n = y.diff(); return x[y[:-1].clamp(max=43)] * (n > 0)[:, None]", lambda m, x, y: x[y[:-1].clamp(max=43)]),
+    "the same positions": ("torch.randn(3, 14), torch.arange(14).repeat(3, 1)", "return x * torch.cos(y.float())", lambda m, x, y: x * torch.cos(y[:1].float())),
+    "the same mask": ("torch.randn(3, 14), torch.zeros(3, 14).masked_fill(torch.arange(14) % 3 == 0, -9.0)", "return torch.exp(x + y)", lambda m, x, y: torch.exp(x + y[:1])),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("inputs, forward, wrong", CONSTANTS.values(), ids=CONSTANTS)
+def test_a_structure_that_no_draw_varies_is_broken(inputs, forward, wrong):
+    reference = Reference(task(forward, inputs, "x, y"))
+    assert list(reference.moves.ways) == [1]
+    assert refused(reference, wrong)
+    assert not refused(reference, reference.names["Model"].forward)
+
+
+STAYING = {
+    "parts of one length": torch.tensor([0, 8, 16, 24]),
+    "sizes": torch.tensor([[8, 8], [4, 4]]),
+    "distinct ids": torch.randperm(30),
+    "sorted ids": torch.arange(8).repeat_interleave(3),
+    "what has one value": torch.full((20,), 7),
+}
+
+
+@pytest.mark.parametrize("constant", STAYING.values(), ids=STAYING)
+def test_constants_that_a_kernel_may_rely_on_are_not_drawn_anew(constant):
+    assert structure.ways_of_constant(constant, set(), frozenset()) == ()
+
+
 KEPT = {
     "a promise": ("torch.randn(7, 12), (lambda t: t + t.T)(torch.randn(12, 12))", "return x @ y", "# y is symmetric."),
     "a promise of order": ("torch.randn(30, 5), torch.randperm(30)[:9].sort()[0]", "return x[y]", "# rows by sorted, unique indices"),

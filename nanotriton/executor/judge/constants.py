@@ -24,7 +24,7 @@ from nanotriton.executor.judge.moves import (
     unfolding,
     ways,
 )
-from nanotriton.executor.judge.structure import promises, ways_of_drawn
+from nanotriton.executor.judge.structure import promises, ways_of_constant, ways_of_drawn
 from nanotriton.plan.trees import identical, leaves, tensors
 
 LOWEST = -8  # a smaller integer names no dimension
@@ -64,8 +64,11 @@ class Search:
         # others are shapes more often than not
         self.integers = frozenset(i for i, leaf in enumerate(init) if type(leaf) is int and leaf < LOWEST)
         self.choices = frozenset(i for i, leaf in enumerate(init) if type(leaf) in (bool, str))
-        self.options = {i: found for i, leaf in fixed.items() if (found := options(leaf))}
         promised = promises(reference.task.source)
+        self.options = {}
+        for i, leaf in fixed.items():
+            if found := options(leaf, reference.called, promised):
+                self.options[i] = found
         for i, draws in drawn.items():
             found = ways_of_drawn(draws, reference.called, promised)
             if repeats_another(i, drawn):
@@ -208,10 +211,14 @@ def never_given(function: Callable, given: int, name: str) -> list[str]:
     return found
 
 
-def options(leaf: object) -> tuple[str, ...]:
+def options(leaf: object, called: set[str], promised: frozenset[str]) -> tuple[str, ...]:
     """The ways to move an argument that is the same in all draws, the best first."""
     if isinstance(leaf, torch.Tensor):
-        return (*unfolding(leaf), *ways(leaf))
+        usual = ways(leaf)
+        further = ways_of_constant(leaf, called, promised)
+        if usual == ("shuffle_gaps",):
+            further = tuple(f"shuffle_gaps{AND}{way}" for way in further)
+        return (*unfolding(leaf), *further, *usual)
     if type(leaf) is int:
         return NUMBER, OTHER_WAY
     if type(leaf) is float:

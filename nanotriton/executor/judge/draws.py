@@ -228,6 +228,15 @@ def ties(x: Tensor, luck: Luck) -> None:
     x.copy_(torch.where(chosen, snapped, x))
 
 
+def equals(x: Tensor, luck: Luck) -> None:
+    """Half of the elements become multiples of about half the RMS, large ones too: of the largest some are
+    equal, whatever the dimension along which the task looks for them."""
+    usual = x.float().square().mean().sqrt().clamp_(min=torch.finfo(x.dtype).tiny * 4)
+    step = torch.exp2(usual.log2().floor_() - 1)
+    snapped = (x.float() / step).round_().mul_(step).to(x.dtype)
+    x.copy_(torch.where(luck.uniform(x.shape) < 0.5, snapped, x))
+
+
 def at_literals(x: Tensor, luck: Luck) -> None:
     """One element in 16 is a number of the task's text or its negative, or next to one: as far as that lies
     within the range of x."""
@@ -299,8 +308,10 @@ KINDS: dict[str, tuple[Step, ...]] = {
     "plain": (),
     "scaled": (signs, factors, apart, one_sign),
     "tied": (signs, factors, apart, one_sign, ties, at_literals),
+    "equals": (signs, factors, apart, one_sign, ties, at_literals, equals),
     "scaled beside faint": (signs, factors, apart, one_sign, faint_alone),
     "tied beside faint": (signs, factors, apart, one_sign, ties, at_literals, faint_alone),
+    "equals beside faint": (signs, factors, apart, one_sign, ties, at_literals, equals, faint_alone),
     "positive": (factors,),  # signs are kept, for tasks that take logarithms or roots
     "tied positive": (factors, ties, at_literals),
     "heavy": (signs, tails),
@@ -324,7 +335,11 @@ ONCE = frozenset(["sunk", "holes", "infinite", "beyond"])
 # Only the first is distorted so, others in another way: of two rows that are both faint a product is nothing.
 FIRST_ALONE = {"faint": "padded", "faint heavy": "heavy", "faint positive": "padded positive"}
 # All but the first are distorted so, and that in another way: an eps beside them counts too.
-OTHERS_ALONE = {"scaled beside faint": "scaled", "tied beside faint": "tied"}
+OTHERS_ALONE = {
+    "scaled beside faint": "scaled",
+    "tied beside faint": "tied",
+    "equals beside faint": "equals",
+}
 # Under these a task's constants are moved too. What it makes of zeros or ones alone (a first state, a mask to
 # be) is drawn: floats up to 0.25 off; when padded, one truth value in eight is the other one, and one integer
 # 1 in eight is 0. What it makes of other numbers is scaled as a whole, which keeps its order.

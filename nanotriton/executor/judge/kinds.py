@@ -9,7 +9,7 @@ from nanotriton.executor.judge.draws import ONCE, OTHERS_ALONE, PADDED
 TRIALS = (
     ("plain",),
     (
-        *("tied beside faint", "tied", "scaled beside faint", "scaled"),
+        *("equals beside faint", "equals", "tied beside faint", "tied", "scaled beside faint", "scaled"),
         *("tied positive", "positive", "plain"),
     ),
     (
@@ -85,6 +85,8 @@ ASKED = frozenset(["sort", "topk"])  # ties.indifferent can tell whether the ans
 UNSTABLE = frozenset(["kthvalue", "median", "mode", "cummax", "cummin"]) | ASKED
 # kind: operators of which the task must call one
 ONLY = {
+    "equals": ASKED,
+    "equals beside faint": ASKED,
     "tied": ROUNDING | ASKED,
     "tied beside faint": ROUNDING | ASKED,
     "tied positive": ROUNDING | ASKED,
@@ -95,7 +97,7 @@ ONLY = {
 }
 # kind: operators of which the task must call none, because elements tie, or differ by less than rounding
 NEVER = dict.fromkeys(
-    ("tied", "tied positive", "edges", "faint heavy", *PADDED, *OTHERS_ALONE),
+    ("equals", "tied", "tied positive", "edges", "faint heavy", *PADDED, *OTHERS_ALONE),
     UNSTABLE,
 )
 NEVER["beyond"] = QUOTIENTS  # a large one has no digits left in a kernel's own division

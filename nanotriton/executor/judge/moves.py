@@ -34,6 +34,12 @@ def shuffle(x: Tensor, generator: torch.Generator) -> None:
     permute(x, x.dim() - 1, generator)
 
 
+def shuffle_each(x: Tensor, generator: torch.Generator) -> None:
+    """As `shuffle`, in an order of its own for each slice of the first dimension: they are no longer equal."""
+    for part in x:
+        shuffle(part, generator)
+
+
 def shuffle_gaps(x: Tensor, generator: torch.Generator) -> None:
     """Offsets with the same ends and the same distances, in another order."""
     gaps = x.diff(dim=-1)
@@ -94,8 +100,10 @@ def apart(x: Tensor, generator: torch.Generator) -> None:
         x[::2] = x[::2].flip(-1)
 
 
+SLICES = 1 << 12  # of more, a loop over them takes long
+
 Way = Callable[[Tensor, torch.Generator], None]
-OWN = (shuffle_rows, shuffle, shuffle_gaps, lower, lift, thin, flip, bare, stretch, jitter, apart)
+OWN = (shuffle_rows, shuffle, shuffle_each, shuffle_gaps, lower, lift, thin, flip, bare, stretch, jitter, apart)
 WAYS: dict[str, Way] = {way.__name__: way for way in (*OWN, *structure.WAYS)}
 
 
@@ -103,6 +111,17 @@ def ways(t: Tensor) -> tuple[str, ...]:
     """The ways that may change a tensor which is the same in all draws, by name."""
     if not t.numel() or t.is_complex():
         return ()
+    apart = ("shuffle_each",) if repeats_a_slice(t) else ()
+    return (*apart, *ways_of_values(t))
+
+
+def repeats_a_slice(t: Tensor) -> bool:
+    """Whether it is one slice several times, such as the same positions for each sequence of a batch."""
+    several = t.dim() > 1 and 1 < t.shape[0] <= SLICES and t.stride(0) > 0 and t.shape[-1] > 1
+    return several and bool((t == t[:1]).all())
+
+
+def ways_of_values(t: Tensor) -> tuple[str, ...]:
     if t.dtype == torch.bool:
         first = ("bare",) if structure.has_rows(t) else ()
         return (*first, "shuffle_rows", "shuffle", "flip")

@@ -44,6 +44,7 @@ LABELLED = words("binary_cross_entropy binary_cross_entropy_with_logits")
 FACTORING = ("cholesky", "eigh", "eigvalsh", "ldl", "lobpcg")
 ROWS = 3  # of as many rows of ids, two are made uniform
 WIDE = 3  # elements of a row that may be a mask's
+IDS = 16  # constant integers that are fewer may be sizes
 FEW = 8  # ids from so small a part of their range on, start at 0
 
 
@@ -105,11 +106,14 @@ def crowd_in_order(x: Tensor, generator: torch.Generator) -> None:
 def close_gaps(x: Tensor, generator: torch.Generator) -> None:
     """Half of the offsets within become equal to the one before them.
 
-    So some parts are empty, and the one after these is long.
+    So some parts are empty, and the one after these is as long as it can be. Of several such places one is
+    drawn.
     """
     most = max(1, (len(x) - 2) // 2)
-    first = 1 + int(torch.randint(len(x) - 1 - most, (), generator=generator))
-    x[first : first + most] = x[first - 1]
+    lengths = x[most + 1 :] - x[: -most - 1]
+    longest = (lengths == lengths.max()).nonzero()
+    before = int(longest[int(torch.randint(len(longest), (), generator=generator))])
+    x[before + 1 : before + 1 + most] = x[before].clone()
 
 
 def soften(x: Tensor, generator: torch.Generator) -> None:
@@ -220,6 +224,20 @@ def ways_of_drawn(draws: list[Tensor], called: set[str], promised: frozenset[str
     if "sorted" in promised and in_order:
         return tuple(found)
     return (*ways_of_range(draws, mask), "crowd", *found)
+
+
+def ways_of_constant(t: Tensor, called: set[str], promised: frozenset[str]) -> tuple[str, ...]:
+    """The ways in which to move integers that are the same in every draw, as if they were drawn.
+
+    They are offsets at several distances, and ids that repeat, such as the ends of a graph's edges: a plain
+    shuffle leaves a ring a ring. Offsets at one distance stay, because a kernel may rely on it.
+    """
+    if t.dtype not in (torch.int32, torch.int64) or t.numel() < 3 or not t.dim():
+        return ()
+    if are_offsets(t):
+        return ways_of_drawn([t], called, promised) if len(t.diff().unique()) > 1 else ()
+    repeats = t.numel() >= IDS and 1 < len(t.unique()) < t.numel()
+    return ways_of_drawn([t], called, promised) if repeats and not is_sorted(t) else ()
 
 
 def ways_of_range(draws: list[Tensor], mask: bool) -> tuple[str, ...]:
