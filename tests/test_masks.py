@@ -97,3 +97,19 @@ def test_infinities_count_only_where_float64_has_them():
             )
         except Fault as fault:
             assert fault.status != "not_finite"
+
+
+@pytest.mark.parametrize("shape", ["2, 3, 40, 32", "40, 32", "1, 1, 64, 128"])
+def test_a_million_is_infinity_for_scores(shape):
+    """Triton's own tutorial adds -1e6 to the scores that a causal mask leaves out."""
+
+    def tutorial(m, q, k, v, least=-1e6):
+        scores = q @ k.mT / q.shape[-1] ** 0.5
+        later = torch.ones(scores.shape[-2:]).triu(1)
+        return torch.softmax(scores + later * least, -1) @ v
+
+    three = ", ".join([f"torch.randn({shape})"] * 3)
+    forward = "return F.scaled_dot_product_attention(q, k, v, is_causal=True)"
+    reference = Reference(task(forward, three, "q, k, v"))
+    accepted_by_many(reference, tutorial)
+    assert refused(reference, lambda m, q, k, v: tutorial(m, q, k, v, least=-50.0))
