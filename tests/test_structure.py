@@ -114,6 +114,15 @@ def test_a_structure_that_no_draw_varies_is_broken(inputs, forward, wrong):
     assert not refused(reference, reference.names["Model"].forward)
 
 
+def test_halves_of_a_table_stay_the_same():
+    """Kernels for rotary embeddings read one half of each row, for all sequences of a batch."""
+    table = "torch.arange(12)[:, None] * torch.arange(1, 9).repeat(2)"
+    inputs = f"torch.randn(2, 12, 16), ({table}).cos().repeat(2, 1, 1)"
+    reference = Reference(task("return x * y", inputs, "x, y"))
+    assert refused(reference, lambda m, x, y: x * y[:1])
+    assert not refused(reference, lambda m, x, y: x * y[..., :8].repeat(1, 1, 2))
+
+
 STAYING = {
     "parts of one length": torch.tensor([0, 8, 16, 24]),
     "sizes": torch.tensor([[8, 8], [4, 4]]),

@@ -35,9 +35,12 @@ def shuffle(x: Tensor, generator: torch.Generator) -> None:
 
 
 def shuffle_each(x: Tensor, generator: torch.Generator) -> None:
-    """As `shuffle`, in an order of its own for each slice of the first dimension: they are no longer equal."""
+    """Each slice of the first dimension in an order of its own, so that they are no longer equal.
+
+    What lies in a row stays together: kernels may rely on tables of angles whose halves are the same.
+    """
     for part in x:
-        shuffle(part, generator)
+        shuffle_rows(part, generator)
 
 
 def shuffle_gaps(x: Tensor, generator: torch.Generator) -> None:
