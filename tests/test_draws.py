@@ -118,8 +118,11 @@ def test_a_kind_repeats_for_its_seed_and_leaves_integers_alone(kind):
 @pytest.mark.parametrize("shape", [(), (1,), (5,), (1, 7), (3, 1, 4), (0, 3)])
 @pytest.mark.parametrize("kind", draws.KINDS)
 def test_a_kind_takes_any_shape(kind, shape):
-    for dtype in (torch.float32, torch.float16):
+    for dtype in (torch.float64, torch.float32, torch.float16):
         draws.distort(torch.ones(shape, dtype=dtype), kind, torch.Generator().manual_seed(1))
+        zeros = torch.zeros(shape, dtype=dtype)
+        draws.distort(zeros, kind, torch.Generator().manual_seed(1))
+        assert kind in ("wild", "holes") or not zeros.isnan().any()
 
 
 def test_what_does_not_differ_is_sunk_too():

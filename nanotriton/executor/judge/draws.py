@@ -24,6 +24,7 @@ from nanotriton.executor.judge.watching import Watching
 
 LARGE, SMALL = 64.0, 1 / 64
 DEEP = 200.0  # exp(-200) is 0 in fp32
+SMALLEST = 2.0**-100  # a root mean square that is less counts as 0
 NOISE = 0.25
 RUN = 16  # columns of which one lies above the others and one below
 # Root mean squares of rows beside which an eps counts, from 1e-5 within a root to 1e-12 beside a norm.
@@ -235,7 +236,7 @@ def ties(x: Tensor, luck: Luck) -> None:
 def equals(x: Tensor, luck: Luck) -> None:
     """Half of the elements become multiples of about half the RMS, large ones too: of the largest some are
     equal, whatever the dimension along which the task looks for them."""
-    usual = x.float().square().mean().sqrt().clamp_(min=torch.finfo(x.dtype).tiny * 4)
+    usual = x.float().square().mean().sqrt().clamp_(min=SMALLEST)
     step = torch.exp2(usual.log2().floor_() - 1)
     snapped = (x.float() / step).round_().mul_(step).to(x.dtype)
     x.copy_(torch.where(luck.uniform(x.shape) < 0.5, snapped, x))
