@@ -125,6 +125,14 @@ def test_a_kind_takes_any_shape(kind, shape):
         assert kind in ("wild", "holes") or not zeros.isnan().any()
 
 
+@pytest.mark.parametrize("kind", sorted(set(draws.KINDS) - {"wild", "infinite", "holes"}))
+def test_fp16_has_room_for_what_a_kind_makes_large(kind):
+    for seed in range(40):
+        x = torch.randn(4, 40, 64, generator=torch.Generator().manual_seed(seed)).half()
+        draws.distort(x, kind, torch.Generator().manual_seed(seed))
+        assert x.isfinite().all()
+
+
 def test_what_does_not_differ_is_sunk_too():
     same = torch.ones(4, 5, dtype=torch.float16)
     draws.sink(same, draws.Luck(torch.Generator(), same.device))

@@ -136,11 +136,12 @@ def slices(x: Tensor, luck: Luck) -> list[tuple[int, int]]:
         index = luck.below(n - 1)
         small = x.select(dim, index).mul_(SMALL)
         if dim in outer:
-            large = x.select(dim, n - 1).mul_(LARGE)
+            large = x.select(dim, n - 1)
             # once, where two large slices meet: attention scores, which are products, stay below the 1e6 that
-            # many kernels take for infinity
+            # many kernels take for infinity, and fp16 has room for them
             if found and found[0][0] == 0 and dim:
                 large.select(0, x.shape[0] - 1).div_(LARGE)
+            large.mul_(LARGE)
         # small as a whole, for norms over all dimensions but this one: without what is large
         for other in outer - {dim}:
             last = x.shape[other]
