@@ -99,6 +99,7 @@ CONSTANTS = {
     "a ring": (f"torch.randn(12, 6), {RING}", MEAN, lambda m, x, y: (x.roll(1, 0) + x.roll(-1, 0)) / 2),
     "edges in both directions": (f"torch.randn(12, 6), {RING}", MEAN, lambda m, x, y: m.forward(x, y.flip(0))),
     "as many neighbours": (f"torch.randn(12, 6), {RING}", MEAN, lambda m, x, y: torch.zeros_like(x).index_add(0, y[1], x[y[0]]) / 2),
+    "no long part by its end": ("torch.randn(44, 6), torch.tensor([9, 25, 29, 44])", "part = torch.bucketize(torch.arange(44), y, right=True); return torch.zeros(4, 6).index_add(0, part, x)", lambda m, x, y: at_most_16(m, x, F.pad(y, (1, 0)))),
     "no long part": (ENDS, PARTS, at_most_16),
     "parts with something": (ENDS, "n = y.diff(); return x[y[:-1].clamp(max=43)] * (n > 0)[:, None]", lambda m, x, y: x[y[:-1].clamp(max=43)]),
     "the same positions": ("torch.randn(3, 14), torch.arange(14).repeat(3, 1)", "return x * torch.cos(y.float())", lambda m, x, y: x * torch.cos(y[:1].float())),
@@ -124,6 +125,8 @@ def test_halves_of_a_table_stay_the_same():
 
 
 STAYING = {
+    "ends of one length": torch.tensor([8, 16, 24, 32]),
+    "numbers that end nowhere": torch.tensor([3, 9, 12, 31]),
     "parts of one length": torch.tensor([0, 8, 16, 24]),
     "sizes": torch.tensor([[8, 8], [4, 4]]),
     "distinct ids": torch.randperm(30),
@@ -134,7 +137,7 @@ STAYING = {
 
 @pytest.mark.parametrize("constant", STAYING.values(), ids=STAYING)
 def test_constants_that_a_kernel_may_rely_on_are_not_drawn_anew(constant):
-    assert structure.ways_of_constant(constant, set(), frozenset()) == ()
+    assert structure.ways_of_constant(constant, set(), frozenset(), frozenset([24, 32])) == ()
 
 
 KEPT = {

@@ -65,12 +65,13 @@ class Search:
         self.integers = frozenset(i for i, leaf in enumerate(init) if type(leaf) is int and leaf < LOWEST)
         self.choices = frozenset(i for i, leaf in enumerate(init) if type(leaf) in (bool, str))
         promised = promises(reference.task.source)
+        sizes = sizes_of([*fixed.values(), *(draws[0] for draws in drawn.values())])
         self.options = {}
         for i, leaf in fixed.items():
-            if found := options(leaf, reference.called, promised):
+            if found := options(leaf, reference.called, promised, sizes):
                 self.options[i] = found
         for i, draws in drawn.items():
-            found = ways_of_drawn(draws, reference.called, promised)
+            found = ways_of_drawn(draws, reference.called, promised, sizes)
             if repeats_another(i, drawn):
                 found = (*found, "apart")
             if found := (*unfolding(draws[0]), *found):
@@ -211,11 +212,18 @@ def never_given(function: Callable, given: int, name: str) -> list[str]:
     return found
 
 
-def options(leaf: object, called: set[str], promised: frozenset[str]) -> tuple[str, ...]:
+def sizes_of(values: Iterable[object]) -> frozenset[int]:
+    """The sizes of all dimensions of the tensors among them."""
+    return frozenset(n for t in values if isinstance(t, torch.Tensor) for n in t.shape)
+
+
+def options(
+    leaf: object, called: set[str], promised: frozenset[str], sizes: frozenset[int]
+) -> tuple[str, ...]:
     """The ways to move an argument that is the same in all draws, the best first."""
     if isinstance(leaf, torch.Tensor):
         usual = ways(leaf)
-        further = ways_of_constant(leaf, called, promised)
+        further = ways_of_constant(leaf, called, promised, sizes)
         if usual == ("shuffle_gaps",):
             further = tuple(f"shuffle_gaps{AND}{way}" for way in further)
         return (*unfolding(leaf), *further, *usual)

@@ -106,7 +106,20 @@ def apart(x: Tensor, generator: torch.Generator) -> None:
 SLICES = 1 << 12  # of more, a loop over them takes long
 
 Way = Callable[[Tensor, torch.Generator], None]
-OWN = (shuffle_rows, shuffle, shuffle_each, shuffle_gaps, lower, lift, thin, flip, bare, stretch, jitter, apart)
+OWN = (
+    shuffle_rows,
+    shuffle,
+    shuffle_each,
+    shuffle_gaps,
+    lower,
+    lift,
+    thin,
+    flip,
+    bare,
+    stretch,
+    jitter,
+    apart,
+)
 WAYS: dict[str, Way] = {way.__name__: way for way in (*OWN, *structure.WAYS)}
 
 

@@ -193,11 +193,13 @@ def _prose(source: str) -> list[str]:
     return found
 
 
-def ways_of_drawn(draws: list[Tensor], called: set[str], promised: frozenset[str]) -> tuple[str, ...]:
+def ways_of_drawn(
+    draws: list[Tensor], called: set[str], promised: frozenset[str], sizes: frozenset[int] = frozenset()
+) -> tuple[str, ...]:
     """The ways in which to move an argument that was drawn so, the best first.
 
     draws: a few draws of it. called: names of the operators that the reference calls. promised: structures
-    that the task names.
+    that the task names. sizes: of the dimensions of the task's tensors.
     """
     first = draws[0]
     symmetric = all(map(is_symmetric, draws))
@@ -213,7 +215,7 @@ def ways_of_drawn(draws: list[Tensor], called: set[str], promised: frozenset[str
     if first.is_complex() or first.numel() < 2 or not first.dim():
         return ()
     in_order = all(map(is_sorted, draws))
-    if all(map(are_offsets, draws)):
+    if all(are_offsets(draw, sizes) for draw in draws):
         return ("close_gaps",) if first.numel() > 2 and not promised & {"sorted", "distinct"} else ()
     if in_order and called & TRUSTING:
         return ()
@@ -226,7 +228,9 @@ def ways_of_drawn(draws: list[Tensor], called: set[str], promised: frozenset[str
     return (*ways_of_range(draws, mask), "crowd", *found)
 
 
-def ways_of_constant(t: Tensor, called: set[str], promised: frozenset[str]) -> tuple[str, ...]:
+def ways_of_constant(
+    t: Tensor, called: set[str], promised: frozenset[str], sizes: frozenset[int]
+) -> tuple[str, ...]:
     """The ways in which to move integers that are the same in every draw, as if they were drawn.
 
     They are offsets at several distances, and ids that repeat, such as the ends of a graph's edges: a plain
@@ -234,8 +238,8 @@ def ways_of_constant(t: Tensor, called: set[str], promised: frozenset[str]) -> t
     """
     if t.dtype not in (torch.int32, torch.int64) or t.numel() < 3 or not t.dim():
         return ()
-    if are_offsets(t):
-        return ways_of_drawn([t], called, promised) if len(t.diff().unique()) > 1 else ()
+    if are_offsets(t, sizes):
+        return ways_of_drawn([t], called, promised, sizes) if len(t.diff().unique()) > 1 else ()
     repeats = t.numel() >= IDS and 1 < len(t.unique()) < t.numel()
     return ways_of_drawn([t], called, promised) if repeats and not is_sorted(t) else ()
 
@@ -279,6 +283,9 @@ def is_sorted(x: Tensor) -> bool:
     return bool((steps >= 0).all() or (steps <= 0).all())
 
 
-def are_offsets(x: Tensor) -> bool:
-    """Whether numbers begin at 0 and rise: where things begin that lie one after the other."""
-    return x.dim() == 1 and int(x[0]) == 0 and bool((x.diff() > 0).all())
+def are_offsets(x: Tensor, sizes: frozenset[int]) -> bool:
+    """Whether numbers rise from 0 on, or up to a tensor's size: where things begin that lie one after the
+    other, or where they end."""
+    if x.dim() != 1 or not bool((x.diff() > 0).all()):
+        return False
+    return int(x[0]) == 0 or (int(x[0]) > 0 and int(x[-1]) in sizes)
