@@ -75,6 +75,13 @@ def score(
     """
 
     def head(hidden: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return token_logprobs(hidden[batch.where], weight, batch.targets, temperature, valid_vocab)
+        return token_logprobs(
+            hidden[batch.where],
+            weight,
+            batch.targets,
+            temperature,
+            valid_vocab,
+            keep_logits=model.keep_logits,
+        )
 
     return model(batch.ids, batch.positions, packed(batch.cu_seqlens, batch.max_seqlen), head)

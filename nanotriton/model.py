@@ -220,6 +220,7 @@ class Transformer(nn.Module):
     `compute_dtype` is what the forward computes in, with norms, RoPE and softmax in fp32 inside.
 
     The first `checkpoint_layers` layers keep one tensor each and recompute the rest in the backward.
+    `keep_logits` tells a head that there is memory to keep its logits for the backward.
     """
 
     def __init__(self, config: ModelConfig, compute_dtype: torch.dtype = torch.float32):
@@ -227,6 +228,7 @@ class Transformer(nn.Module):
         self.config = config
         self.compute_dtype = compute_dtype
         self.checkpoint_layers = 0
+        self.keep_logits = False
         self.model = nn.ModuleDict(
             {
                 "embed_tokens": nn.Embedding(config.vocab_size, config.hidden_size),
