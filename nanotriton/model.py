@@ -19,7 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from nanotriton.kernels.layers import norm_and_rotate, rms_norm, swiglu
+from nanotriton.kernels.heads import norm_and_rotate
+from nanotriton.kernels.layers import rms_norm, swiglu
 from nanotriton.model_config import ModelConfig, ModelError  # noqa: F401, users have both from here
 
 # attend(layer, q [T, H, D], k [T, Hkv, D], v [T, Hkv, D]) -> [T, H, D]

@@ -219,6 +219,11 @@ def test_what_is_kept_and_what_is_made_again():
     assert plan(small, one, "adamw", 16384, 1) == (False, 0, False, True)
     assert plan(big, one, "adam8", 16384, 0, memory=150e9) == (False, 4, False, False)
     assert plan(big, four, "adamw", 16384, 1, memory=150e9) == (False, 13, True, False)
-    assert plan(big, four, "adamw", 16384, 1, memory=45e9) == (True, 36, False, False)  # the least that there is
+    assert plan(big, four, "adamw", 16384, 1, memory=45e9) == (
+        True,
+        36,
+        False,
+        False,
+    )  # the least that there is
     # a CPU's memory is the host's affair
     assert distributed.memory_plan(big, four, "adamw", 10**6, 1) == (False, 0, False, False)
