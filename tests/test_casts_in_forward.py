@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from nanotriton.executor.judge.fairness import nudges
-from nanotriton.executor.judge.reference import Reference
-from nanotriton.executor.judge.values import FLOOR
+from nanotriton.executor.judge.comparison.values import FLOOR
+from nanotriton.executor.judge.reference.reference import Reference
+from nanotriton.executor.judge.trials.fairness import nudges
 from tests.test_draws import accepted_by_many, refused, task
 
 HALF = "torch.randn(20, 33, dtype=torch.bfloat16)"

@@ -9,13 +9,13 @@ import torch.nn.functional as F
 
 from nanotriton.executor import Executor
 from nanotriton.executor.common.construct import seed_from
-from nanotriton.executor.judge.compare import Answer, breaks_down, compare
-from nanotriton.executor.judge.fairness import Question, compare_fairly
-from nanotriton.executor.judge.kinds import Trial
-from nanotriton.executor.judge.reference import Reference
-from nanotriton.executor.judge.trial import judge_trial
-from nanotriton.executor.judge.twin import beside
-from nanotriton.executor.judge.values import Precision
+from nanotriton.executor.judge.comparison.compare import Answer, breaks_down, compare
+from nanotriton.executor.judge.comparison.values import Precision
+from nanotriton.executor.judge.inputs.kinds import Trial
+from nanotriton.executor.judge.reference.reference import Reference
+from nanotriton.executor.judge.reference.twin import beside
+from nanotriton.executor.judge.trials.fairness import Question, compare_fairly
+from nanotriton.executor.judge.trials.trial import judge_trial
 from nanotriton.plan.facts import overlaps_itself
 from nanotriton.verdict import Fault, ValueFault
 from tests.test_judge import task, verdict

@@ -4,10 +4,10 @@ import torch
 from torch import nn
 
 from nanotriton.executor.common.construct import copied
-from nanotriton.executor.judge.calls import Calls
-from nanotriton.executor.judge.drawn import MOST_BYTES, MOST_DRAWS, Drawn
-from nanotriton.executor.judge.reference import Reference
-from nanotriton.executor.judge.runner import Begun, Runner
+from nanotriton.executor.judge.candidate.runner import Begun, Runner
+from nanotriton.executor.judge.reference.drawn import MOST_BYTES, MOST_DRAWS, Drawn
+from nanotriton.executor.judge.reference.reference import Reference
+from nanotriton.executor.judge.trials.calls import Calls
 from tests.test_draws import task
 
 

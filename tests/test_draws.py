@@ -5,12 +5,12 @@ import pytest
 import torch
 
 from nanotriton.executor.common.training import every_parameter, parameters_of, train_
-from nanotriton.executor.judge import draws, moves
-from nanotriton.executor.judge.calls import Calls, calls_of, judge_calls
-from nanotriton.executor.judge.constants import NAMED
-from nanotriton.executor.judge.kinds import MOVED, OTHER_NUMBERS
-from nanotriton.executor.judge.reference import Reference
-from nanotriton.executor.judge.trial import judge_trial
+from nanotriton.executor.judge.inputs import draws, moves
+from nanotriton.executor.judge.inputs.kinds import MOVED, OTHER_NUMBERS
+from nanotriton.executor.judge.reference.constants import NAMED
+from nanotriton.executor.judge.reference.reference import Reference
+from nanotriton.executor.judge.trials.calls import Calls, calls_of, judge_calls
+from nanotriton.executor.judge.trials.trial import judge_trial
 from nanotriton.plan.trees import identical
 from nanotriton.tasks.task import Task
 from nanotriton.verdict import Fault

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from nanotriton.executor.judge import moves
-from nanotriton.executor.judge.kinds import MOVED, OTHER_NUMBERS
-from nanotriton.executor.judge.reference import Reference
+from nanotriton.executor.judge.inputs import moves
+from nanotriton.executor.judge.inputs.kinds import MOVED, OTHER_NUMBERS
+from nanotriton.executor.judge.reference.reference import Reference
 from tests.test_draws import refused, task
 
 TWICE = "*[torch.randn(7, 12)] * 2"

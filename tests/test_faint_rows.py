@@ -4,9 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from nanotriton.executor.judge import draws
-from nanotriton.executor.judge.faint import SIGMAS, SLOPE, regress
-from nanotriton.executor.judge.reference import Reference
+from nanotriton.executor.judge.inputs import draws
+from nanotriton.executor.judge.reference.reference import Reference
+from nanotriton.executor.judge.trials.faint import SIGMAS, SLOPE, regress
 from tests.test_draws import accepted_by_many, judge, refused, task
 
 

@@ -5,9 +5,9 @@ import torch
 import torch.nn.functional as F
 
 from nanotriton.executor import Executor
-from nanotriton.executor.judge import marks
-from nanotriton.executor.judge.kinds import MOVED
-from nanotriton.executor.judge.reference import Reference
+from nanotriton.executor.judge.inputs import marks
+from nanotriton.executor.judge.inputs.kinds import MOVED
+from nanotriton.executor.judge.reference.reference import Reference
 from nanotriton.tasks.task import Task
 from tests.test_draws import refused, task
 

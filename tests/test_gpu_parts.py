@@ -13,11 +13,11 @@ import torch
 from nanotriton.executor.gpu import arena, driver, gpu, timing
 from nanotriton.executor.gpu.compiler import Binary
 from nanotriton.executor.gpu.locks import Turns
-from nanotriton.executor.judge import gpu_runner, process
-from nanotriton.executor.judge.gpu_runner import drop_refused
-from nanotriton.executor.judge.job import Job
-from nanotriton.executor.judge.measure import needed_bytes, reference_work
-from nanotriton.executor.judge.reference import Reference
+from nanotriton.executor.judge.candidate import gpu_runner, process
+from nanotriton.executor.judge.candidate.gpu_runner import drop_refused
+from nanotriton.executor.judge.candidate.job import Job
+from nanotriton.executor.judge.candidate.measure import needed_bytes, reference_work
+from nanotriton.executor.judge.reference.reference import Reference
 from nanotriton.executor.replay.backend import ReplayError
 from nanotriton.executor.replay.poison import Number, poison
 from nanotriton.executor.sandbox.protocol import Ended

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from nanotriton.executor.common import construct
-from nanotriton.executor.judge import draws
-from nanotriton.executor.judge.compare import Answer, compare, kernelbench_allclose
-from nanotriton.executor.judge.kinds import Trial
-from nanotriton.executor.judge.reference import Reference
-from nanotriton.executor.judge.trial import judge_trial
+from nanotriton.executor.judge.comparison.compare import Answer, compare, kernelbench_allclose
+from nanotriton.executor.judge.inputs import draws
+from nanotriton.executor.judge.inputs.kinds import Trial
+from nanotriton.executor.judge.reference.reference import Reference
+from nanotriton.executor.judge.trials.trial import judge_trial
 from nanotriton.plan.trees import identical
 from nanotriton.tasks.task import Task
 from nanotriton.verdict import Fault, ValueFault
@@ -157,7 +157,7 @@ def test_pieces_haste_and_holes_change_no_verdict(seed, monkeypatch):
         if isinstance(whole, str)
         else masked == pytest.approx(whole)
     )
-    monkeypatch.setattr("nanotriton.executor.judge.values.CHUNK", 17)
+    monkeypatch.setattr("nanotriton.executor.judge.comparison.values.CHUNK", 17)
     assert judged(got, own, exact) == (whole if isinstance(whole, str) else pytest.approx(whole))
     assert (judged(got, own, exact, hurry=True) == "wrong") == isinstance(whole, str)
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from nanotriton.executor.judge import draws
-from nanotriton.executor.judge.literals import literals, single, within_limits
-from nanotriton.executor.judge.reference import Reference
+from nanotriton.executor.judge.inputs import draws
+from nanotriton.executor.judge.inputs.literals import literals, single, within_limits
+from nanotriton.executor.judge.reference.reference import Reference
 from tests.test_draws import MANY, accepted_by_many, judge, refused, task
 
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from nanotriton.executor.judge import moves, structure
-from nanotriton.executor.judge.reference import Reference
+from nanotriton.executor.judge.inputs import moves, structure
+from nanotriton.executor.judge.reference.reference import Reference
 from nanotriton.verdict import Fault
 from tests.test_draws import MANY, accepted_by_many, judge, refused, task
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from nanotriton.executor.judge import examination
-from nanotriton.executor.judge.computing import Computing, in_tf32
-from nanotriton.executor.judge.reference import Reference
-from nanotriton.executor.judge.trial import judge_trial
+from nanotriton.executor.judge.reference import examination
+from nanotriton.executor.judge.reference.reference import Reference
+from nanotriton.executor.judge.task.computing import Computing, in_tf32
+from nanotriton.executor.judge.trials.trial import judge_trial
 from nanotriton.tasks.task import Task
 from nanotriton.verdict import Fault, ValueFault
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from nanotriton.executor.judge.compare import Answer, repeats
-from nanotriton.executor.judge.reference import Reference
+from nanotriton.executor.judge.comparison.compare import Answer, repeats
+from nanotriton.executor.judge.reference.reference import Reference
 from nanotriton.tasks.task import Task
 from nanotriton.verdict import Fault
 from tests.test_judge import task, verdict

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 
 from nanotriton.executor.common import probe
-from nanotriton.executor.judge import settings
-from nanotriton.executor.judge.patches import shared
-from nanotriton.executor.judge.reference import Reference
+from nanotriton.executor.judge.reference.reference import Reference
+from nanotriton.executor.judge.task import settings
+from nanotriton.executor.judge.task.patches import shared
 from nanotriton.tasks.task import Task
 
 HEAD = """

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from nanotriton.executor.gpu.vault import Vault
-from nanotriton.executor.judge.calls import Calls, calls_of, judge_calls
-from nanotriton.executor.judge.kept import MOST_BYTES, Kept
-from nanotriton.executor.judge.reference import Reference
-from nanotriton.executor.judge.trial import judge_trial
+from nanotriton.executor.judge.reference.kept import MOST_BYTES, Kept
+from nanotriton.executor.judge.reference.reference import Reference
+from nanotriton.executor.judge.trials.calls import Calls, calls_of, judge_calls
+from nanotriton.executor.judge.trials.trial import judge_trial
 from nanotriton.plan.trees import identical
 from nanotriton.tasks.task import Task
 from nanotriton.verdict import Fault
@@ -173,7 +173,7 @@ def test_modules_are_constructed_once_for_a_group():
 
 def test_a_slow_reference_is_not_quick_because_it_was_computed_before(monkeypatch):
     """It is not asked what it is sensitive to, for the first candidate as for the others."""
-    from nanotriton.executor.judge import trial
+    from nanotriton.executor.judge.trials import trial
 
     judge = Judge(Reference(TASK))
     monkeypatch.setattr(trial, "QUICK", 0.0)

@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from nanotriton.executor.judge import moves, structure
-from nanotriton.executor.judge.kinds import MOVED
-from nanotriton.executor.judge.reference import Reference
+from nanotriton.executor.judge.inputs import moves, structure
+from nanotriton.executor.judge.inputs.kinds import MOVED
+from nanotriton.executor.judge.reference.reference import Reference
 from tests.test_draws import accepted_by_many, refused, task
 
 

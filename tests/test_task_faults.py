@@ -6,15 +6,15 @@ import torch
 from nanotriton.executor import Executor
 from nanotriton.executor.common import probe
 from nanotriton.executor.gpu import driver
-from nanotriton.executor.judge.module import ContextLost
-from nanotriton.executor.judge.reference import Reference
+from nanotriton.executor.judge.reference.reference import Reference
+from nanotriton.executor.judge.task.module import ContextLost
 from nanotriton.tasks.task import Task
 
 RIGHT = probe.CANDIDATE
 WRONG = RIGHT.replace("x * 2 + 1", "x * 2.02 + 1")
 NEIGHBOUR = Task(**probe.TASK)
 # The exception stands for an assertion that fails on a GPU.
-LOSES = "from nanotriton.executor.judge.module import ContextLost"
+LOSES = "from nanotriton.executor.judge.task.module import ContextLost"
 
 
 def task(before: str, top: str = "", answer: str = "x * 2 + 1") -> Task:

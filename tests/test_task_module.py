@@ -5,8 +5,8 @@ import torch
 
 from nanotriton.executor.__main__ import read
 from nanotriton.executor.common import probe
-from nanotriton.executor.judge.module import PRINTED, arguments
-from nanotriton.executor.judge.reference import Reference
+from nanotriton.executor.judge.reference.reference import Reference
+from nanotriton.executor.judge.task.module import PRINTED, arguments
 from nanotriton.python_text import decode, plain
 from nanotriton.tasks.task import Task, load_task
 from nanotriton.verdict import Fault

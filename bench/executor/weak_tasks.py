@@ -28,10 +28,10 @@ import torch
 from bench.results import command, environment, write_json
 from nanotriton import config, log
 from nanotriton.executor.common import probe
-from nanotriton.executor.judge.compare import kernelbench_allclose
-from nanotriton.executor.judge.reference import Reference
+from nanotriton.executor.judge.comparison.compare import kernelbench_allclose
+from nanotriton.executor.judge.reference.reference import Reference
 from nanotriton.executor.judge.start import ALLOCATOR
-from nanotriton.executor.judge.trial import judge_trial
+from nanotriton.executor.judge.trials.trial import judge_trial
 from nanotriton.plan.trees import leaves, mapped, tensors
 from nanotriton.tasks.task import Task, find_tasks
 from nanotriton.verdict import Fault

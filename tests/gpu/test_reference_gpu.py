@@ -12,7 +12,7 @@ if not torch.cuda.is_available():
 
 from nanotriton.executor import Executor
 from nanotriton.executor.common import probe
-from nanotriton.executor.judge.reference import Reference
+from nanotriton.executor.judge.reference.reference import Reference
 from nanotriton.tasks.task import Task
 from nanotriton.verdict import Fault
 
@@ -225,7 +225,7 @@ def test_what_cuda_sets_when_a_task_starts_it_is_no_patch():
     starts = task("return torch.sin(x)", top="torch.cuda.init()")
     code = f"""
 import torch
-from nanotriton.executor.judge.reference import Reference
+from nanotriton.executor.judge.reference.reference import Reference
 from nanotriton.tasks.task import Task
 assert not torch.cuda.is_initialized()
 Reference(Task("t", {starts.source!r}))
