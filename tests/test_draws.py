@@ -53,7 +53,7 @@ def judge(reference, trials, candidate, twice=True):
 
     def run(inputs, weights):
         with torch.no_grad():
-            return candidate(reference.build(weights), *inputs), {}
+            return candidate(reference.modules.build(weights), *inputs), {}
 
     for trial in trials:
         judge_trial(reference, trial, run)
@@ -206,7 +206,7 @@ def test_labels_become_soft():
         lambda m, x, y: torch.where(y > 0.5, (x - 1).square(), x.square()).mean(1),
     )
     trial = reference.trials(b"s", "")[2]
-    labels = reference.inputs(trial.kind, trial.inputs)[1]
+    labels = reference.inputs.draw(trial.kind, trial.inputs)[1]
     assert draws.within(labels, 0, 1) and (labels == 1).any() and ((labels > 0) & (labels < 1)).any()
 
 
@@ -267,7 +267,7 @@ def test_tasks_that_look_for_nan_or_infinity_meet_it(forward, wrong):
 
 
 def test_other_tasks_meet_no_nan():
-    kinds = Reference(task("return torch.tanh(x)", "torch.randn(30, 20)")).kinds
+    kinds = Reference(task("return torch.tanh(x)", "torch.randn(30, 20)")).findings.kinds
     assert not kinds & {"wild", "holes", "infinite"}
 
 
@@ -279,7 +279,7 @@ def test_probabilities_reach_their_edges():
         lambda m, x: -(torch.xlogy(x, x) + torch.xlogy(1 - x, 1 - x)),
         lambda m, x: -(x * x.log() + (1 - x) * (1 - x).log()),
     )
-    assert "edges" in reference.kinds and "scaled" not in reference.kinds
+    assert "edges" in reference.findings.kinds and "scaled" not in reference.findings.kinds
 
 
 @pytest.mark.parametrize(
@@ -320,11 +320,13 @@ def test_what_is_rounded_may_be_larger_than_an_integer(name, dtype):
 def test_what_becomes_an_integer_stays_small():
     """Beyond its range a cast gives anything, and so does the rest of a large quotient."""
     for forward in ("return torch.floor(x * 9).int()", "return torch.floor(x) + torch.remainder(x, 0.3)"):
-        assert "beyond" not in Reference(task(forward, "torch.randn(30, 20)")).kinds
+        assert "beyond" not in Reference(task(forward, "torch.randn(30, 20)")).findings.kinds
 
 
 def test_elements_that_may_be_sorted_in_any_order_do_not_tie():
-    kinds = Reference(task("return torch.topk(x, 3)[1] + (x[:, :3] > 0).long()", "torch.randn(20, 30)")).kinds
+    kinds = Reference(
+        task("return torch.topk(x, 3)[1] + (x[:, :3] > 0).long()", "torch.randn(20, 30)")
+    ).findings.kinds
     assert not kinds & {"tied", "padded", "edges"}
 
 
@@ -349,9 +351,9 @@ WINDOW = "torch.ones(24, 24).tril().triu(-5).bool()"
 )  # fmt: skip
 def test_constant_arguments_are_moved(inputs, forward, wrong):
     reference = Reference(task(forward, inputs, "x, y"))
-    assert reference.unvaried == [] and list(reference.moves.ways) == [1]
+    assert reference.findings.unvaried == [] and list(reference.findings.moves.ways) == [1]
     assert refused(reference, wrong)
-    assert not refused(reference, reference.names["Model"].forward)
+    assert not refused(reference, reference.code.names["Model"].forward)
 
 
 FITTING = """def parts(x, offsets, lengths):
@@ -363,18 +365,20 @@ FITTING = """def parts(x, offsets, lengths):
 def test_arguments_that_have_to_fit_each_other_are_not_moved_apart(rows):
     draw = f"torch.randn({rows}, 9), torch.tensor([0, 2, 5, 9]), torch.tensor([2, 3, 4])"
     reference = Reference(task("return parts(x, y, z)", draw, "x, y, z", head=FITTING))
-    assert not reference.moves and reference.unvaried == ["inputs[1]", "inputs[2]"]
+    assert not reference.findings.moves and reference.findings.unvaried == ["inputs[1]", "inputs[2]"]
 
 
 def test_what_cannot_be_moved_is_named():
     reference = Reference(
         task("return F.softmax(x, dim=y) if z else x", "torch.randn(4, 20), -1, '+'", "x, y, z")
     )
-    assert reference.unvaried == ["inputs[1]", "inputs[2]"]
+    assert reference.findings.unvaried == ["inputs[1]", "inputs[2]"]
     drawn = Reference(task("return x + y", "torch.randn(4, 20), torch.zeros(4, 20)", "x, y"))
-    assert drawn.unvaried == []
+    assert drawn.findings.unvaried == []
     many = Reference(task("return x + len(y)", "torch.randn(4, 20), ['word'] * 9000", "x, y"))
-    assert many.unvaried == [f"inputs[1][{i}]" for i in range(NAMED)]  # a verdict is no longer for more words
+    assert many.findings.unvaried == [
+        f"inputs[1][{i}]" for i in range(NAMED)
+    ]  # a verdict is no longer for more words
 
 
 def test_numbers_of_a_constructor_are_moved_in_a_recording_of_their_own():
@@ -387,7 +391,10 @@ def test_numbers_of_a_constructor_are_moved_in_a_recording_of_their_own():
     assert (
         moved.kind == MOVED + "tied" and moved.weights & OTHER_NUMBERS and trials[0].weights < OTHER_NUMBERS
     )
-    assert reference.build(moved.weights).c == 0.25 and reference.build(trials[0].weights).c == 0.1
+    assert (
+        reference.modules.build(moved.weights).c == 0.25
+        and reference.modules.build(trials[0].weights).c == 0.1
+    )
     assert reference.described(moved.weights)[1] != reference.described(trials[0].weights)[1]
     assert refused(reference, lambda m, x: torch.floor(x / m.c + 0.5).int())
     assert refused(reference, lambda m, x: torch.round(x / 0.1).int())
@@ -398,8 +405,8 @@ def test_a_draw_that_the_task_keeps_is_not_written_to():
     reference = Reference(
         task("return x * y", "torch.randn(6, 6), KEPT", "x, y", head="KEPT = torch.ones(6, 6).tril()")
     )
-    reference.inputs(MOVED + "scaled", 3)
-    assert torch.equal(reference.names["KEPT"], torch.ones(6, 6).tril())
+    reference.inputs.draw(MOVED + "scaled", 3)
+    assert torch.equal(reference.code.names["KEPT"], torch.ones(6, 6).tril())
 
 
 def test_moves_keep_what_a_kernel_relies_on():
@@ -549,9 +556,9 @@ def test_a_tied_weight_is_one(executors):
 def test_a_module_is_built_alike_while_its_calls_are_counted():
     """Where torch's functions are watched, nn.init calls itself once more; a constant would be moved once more."""
     reference = Reference(task("return self.act(x)", "torch.randn(5, 20)", init="self.act = nn.PReLU()"))
-    first = reference.build(3).act.weight
-    reference.forget_weights()
-    assert torch.equal(first, reference.build(3).act.weight)
+    first = reference.modules.build(3).act.weight
+    reference.modules.forget()
+    assert torch.equal(first, reference.modules.build(3).act.weight)
 
 
 # ---- complex numbers ----

@@ -101,8 +101,8 @@ def alive() -> bool:
 def test_a_stress_that_a_kernel_would_assert_against_is_not_asked(source, kinds):
     reference = Reference(source, "cuda")
     in_range = {"positive", "uneven positive", "tied positive", "inside"}  # for some draws
-    assert reference.kinds - in_range == kinds
-    assert reference.picky and alive()
+    assert reference.findings.kinds - in_range == kinds
+    assert reference.findings.picky and alive()
     for candidate in "abcdef":
         for trial in reference.trials(b"secret", candidate):
             reference.answer(trial.kind, trial.inputs, trial.weights)
@@ -214,7 +214,7 @@ def test_a_reference_that_draws_is_no_question(forward):
 )
 def test_atomics_and_operators_that_may_draw_are_fine(forward, init):
     reference = Reference(task(forward, init=init), "cuda")
-    assert "plain" in reference.kinds and alive()
+    assert "plain" in reference.findings.kinds and alive()
 
 
 # ---- settings ----

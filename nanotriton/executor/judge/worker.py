@@ -199,7 +199,7 @@ class Worker:
         latest = reversed(self.references.values())
         for number, known in enumerate(latest):
             if number >= KEPT and isinstance(known, Reference):
-                known.forget_all()
+                known.forget()
                 if number >= KEPT_DRAWS:
                     known.kept.forget()
 
@@ -381,7 +381,7 @@ class Worker:
         """Raise ContextLost if a task's own code has ended the context."""
         for reference in self.references.values():
             if isinstance(reference, Reference):
-                reference.settle()
+                reference.code.settle()
 
     def finish(self, job: Job, folder: str, status: str, message: str = "", fallback: bool = False) -> None:
         """Report a verdict. fallback: this mode could not run the candidate; another one may."""

@@ -18,7 +18,7 @@ def effective_launches(reference: Reference, trial: Trial, runner: Runner) -> in
     decoy.
     """
     with excused("drawing inputs"):
-        inputs = reference.inputs(trial.kind, trial.inputs)
+        inputs = reference.inputs.draw(trial.kind, trial.inputs)
     whole = Answer(runner.whole(trial, inputs), None, None, [])
 
     def matters(skip: int | range) -> bool:

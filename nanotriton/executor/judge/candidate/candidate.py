@@ -65,7 +65,7 @@ def check_rules(job: Job) -> None:
 
 def check_moves(job: Job, reference: Reference) -> None:
     """Raise Fault if torch moves data where the task is about moving it."""
-    if violation := rules.check_moves(job.source, job.policy, reference.facts):
+    if violation := rules.check_moves(job.source, job.policy, reference.findings.facts):
         raise Fault(violation.status, str(violation))
 
 
@@ -83,7 +83,7 @@ def replay_mode(job: Job, worker) -> Generator[Spawn, Ended, None]:
     with worker.stage("rules", job.timeout):
         check_rules(job)
     reference = worker.reference(job.task)
-    job.facts["unvaried"] = reference.unvaried
+    job.facts["unvaried"] = reference.findings.unvaried
     with worker.stage("rules", job.timeout):
         check_moves(job, reference)
     drawer = job.source if job.draw is None else job.draw
@@ -99,7 +99,7 @@ def replay_mode(job: Job, worker) -> Generator[Spawn, Ended, None]:
             ) from None
         if worker.gpu is None:
             message = f"{error.message}; to run it without a recording needs a GPU"
-            if READS & reference.called:  # the task wants it, so no candidate can do without
+            if READS & reference.findings.called:  # the task wants it, so no candidate can do without
                 raise TaskFault(error.status, message) from None
             raise Unrecordable(error.status, message) from None
         raise
@@ -167,7 +167,7 @@ def judge_trials(
 def fitting(trial: Trial, reference: Reference, first: Runner) -> Trial:
     """The trial as a candidate can be given it: one that lacks a buffer of the reference's that training
     changes gets weights whose buffers stay."""
-    for name in reference.trained.buffers:
+    for name in reference.findings.trained.buffers:
         if not first.has(name):
             return replace(trial, weights=with_same_buffers(trial.weights))
     return trial
@@ -201,7 +201,7 @@ def judge_further_calls(
     trained = -trial.weights if trains_buffers(trained) else with_same_buffers(-trial.weights)
 
     judge_trained = partial(judge_further_trained, job, worker, reference, first, judge)
-    if reference.grows:
+    if reference.findings.grows:
         try:
             return (yield from judge_trained(grown(trained)))
         except Fault as fault:
@@ -215,7 +215,7 @@ def judge_moved_state(worker, reference: Reference, trials: list[Trial], ways: d
     """Where a module keeps state, judge what it makes of moved numbers in a first call and a second: a decay
     of an average is seen in nothing else. Raises Fault."""
     trial = next((trial for trial in trials if has_other_numbers(trial.weights)), None)
-    if trial is None or reference.keeps_nothing:
+    if trial is None or reference.findings.keeps_nothing:
         return
     way = ways[trial.weights]
     calls = [Trial(MOVED + "plain", trial.inputs + number, way.weights) for number in (1, 2)]
@@ -322,7 +322,7 @@ def judge_other_weights(
     except Fault as fault:
         if is_final(fault) or runner.recorded > 0:
             raise
-        if not prepares_numbers(runner.plan, first.plan, reference.weights(trial.weights)):
+        if not prepares_numbers(runner.plan, first.plan, reference.modules.weights(trial.weights)):
             raise
     runner = yield from record(job, worker, reference, untrained(trial.weights), ONE_TRIAL)
     way = Way(runner, runner.recorded)

@@ -48,7 +48,7 @@ class GpuRunner(Runner):
         super().__init__(worker, job, reference, plans, recorded, names, another)
 
     def make_replay(self, plan: Plan) -> Replay:
-        return Replay(plan, backend=self.backend, known=self.reference.large_weights(self.recorded))
+        return Replay(plan, backend=self.backend, known=self.reference.modules.large_weights(self.recorded))
 
     def note_first(self, outputs: object) -> None:
         """A GPU does not say what it loads, and an answer that stayed there could be written to."""
@@ -61,11 +61,11 @@ class GpuRunner(Runner):
         """The evaluator says it, where that is quick."""
         if not worth:
             return None
-        inputs = self.reference.inputs(trial.kind, trial.inputs)
+        inputs = self.reference.inputs.draw(trial.kind, trial.inputs)
         if sum(t.numel() for t in tensors(inputs)) > LOOKING:  # each is looked at once at least
             return None
         backend = CpuBackend(notes=True, budget=LOOKING)
-        known = self.reference.large_weights(self.recorded)
+        known = self.reference.modules.large_weights(self.recorded)
         replay = Replay(self.plan, backend=backend, known=known)
         replay.chosen = self.replay.chosen
         try:
@@ -79,7 +79,7 @@ class GpuRunner(Runner):
         """Raise Fault for a race, or a false promise to the compiler, that the evaluator sees."""
         if not worth_asking(self.plan, self.replay.chosen):
             return
-        inputs = self.reference.inputs(trial.kind, trial.inputs)
+        inputs = self.reference.inputs.draw(trial.kind, trial.inputs)
         backend = CpuBackend(budget=QUICK, seed=self.seed_of_order())
         try:
             ask(self.replay, mapped(inputs, lambda t: t.cpu()), self.by_name(trial.weights), backend)
@@ -89,7 +89,7 @@ class GpuRunner(Runner):
     @contextmanager
     def running(self) -> Iterator[None]:
         gpu = self.worker.gpu
-        self.reference.settle()  # else it would be the candidate that has lost the context
+        self.reference.code.settle()  # else it would be the candidate that has lost the context
         # An ablation can lose it: without the launch that was left out, a later one left its buffers.
         if gpu.lost:
             raise Fault("illegal_memory", "the GPU's context was lost in an earlier run")
@@ -223,8 +223,8 @@ def tune(job: Job, worker, reference: Reference, runner: GpuRunner) -> None:
 
     Raises Fault.
     """
-    inputs = reference.inputs("plain", 1)
-    reference.settle()
+    inputs = reference.inputs.draw("plain", 1)
+    reference.code.settle()
     worker.gpu.own(runner)
     with worker.stage("tune", job.timeout):
         try:

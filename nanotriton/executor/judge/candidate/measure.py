@@ -39,7 +39,7 @@ def measure(job: Job, worker, reference: Reference, runner: GpuRunner, trial: Tr
         answer = reference.answer("plain", last, trial.weights)
         compare(outputs, answer)
         if len(timings) > 1:
-            other = reference.inputs("plain", trial.inputs + 2 * rotation)
+            other = reference.inputs.draw("plain", trial.inputs + 2 * rotation)
             needed = needed_bytes(reference, other, trial.weights)
             gpu.learn(job.task.key, timings[1].us, needed)
     note_speed(job, gpu, timings[0].us, written=sum(t.nbytes for t in tensors(outputs)))
@@ -68,9 +68,9 @@ def clock(
     """
     gpu, weights = worker.gpu, runner.by_name(trial.weights)
     seeds = range(trial.inputs + 1, trial.inputs + 2 * rotation + 1)
-    draws = [reference.inputs("plain", seed) for seed in seeds]
+    draws = [reference.inputs.draw("plain", seed) for seed in seeds]
     own, others = draws[:rotation], draws[rotation:]
-    reference.settle()
+    reference.code.settle()
     gpu.own(runner)
     runner.replay.load(own[0], weights)
     # on the GPU, so that no run waits for the host
@@ -99,11 +99,11 @@ def reference_work(reference: Reference, seed: int, draws: list[list]) -> Work:
 
     seed: of the weights. draws: lists of inputs, which the runs take in turns.
     """
-    model = reference.build(seed)
-    place = reference.inputs("plain", 0)  # every run reads its inputs here
+    model = reference.modules.build(seed)
+    place = reference.inputs.draw("plain", 0)  # every run reads its inputs here
 
     def run() -> None:
-        with torch.no_grad(), reference.settings.active():
+        with torch.no_grad(), reference.code.settings.active():
             model(*place)
 
     def before(i: int) -> None:
@@ -125,7 +125,7 @@ def needed_bytes(reference: Reference, inputs: list, seed: int) -> int:
     if not reference.stress:
         return 0
     generator = torch.Generator().manual_seed(0)
-    model = reference.build(seed)
+    model = reference.modules.build(seed)
     total = 0.0
     with torch.no_grad():
         for t in floats(inputs):
@@ -144,7 +144,7 @@ def needed_bytes(reference: Reference, inputs: list, seed: int) -> int:
 def meets_nan(reference: Reference, model: torch.nn.Module, inputs: list) -> bool:
     """Whether the module reads the NaN in these inputs: its answer holds one, or it refuses them."""
     try:
-        with reference.own("NaN"):
+        with reference.code.active_on("NaN"):
             return any(bool(out.isnan().any()) for out in floats(model(*inputs)))
     except RuntimeError as error:
         if out_of_memory(error):

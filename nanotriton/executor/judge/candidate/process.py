@@ -71,9 +71,9 @@ def process_mode(job: Job, worker) -> Generator[Spawn, Ended, None]:
     try:
         with worker.stage("task", worker.patience):
             args = write_trials(fd, reference, trials, further)
-        state = sum(t.nbytes for t in reference.weights(trials[0].weights).values())
+        state = sum(t.nbytes for t in reference.modules.weights(trials[0].weights).values())
         calls = len(trials) + len(further.calls)
-        answers = 2 * state + calls * (4 * reference.bytes + SLACK)
+        answers = 2 * state + calls * (4 * reference.findings.bytes + SLACK)
         limits, options = confinement(job, answers, args["bytes"])
         child = Spawn("process", args, limits, (fd,), options)
         said = yield from run_child(job, worker, child)
@@ -160,17 +160,17 @@ class Further:
 def further_calls(reference: Reference, trial: Trial) -> Further:
     """As in replay mode, but for the first call: that is the trial's own. Where a task is large, there is one
     call more and no other module. Large weights are put in where the reference stands them."""
-    weights = sum(t.nbytes for t in reference.weights(trial.weights).values())
-    small = reference.bytes + weights <= LARGE
+    weights = sum(t.nbytes for t in reference.modules.weights(trial.weights).values())
+    small = reference.findings.bytes + weights <= LARGE
     another = another_seed(reference, trial.weights) if small else None
     calls = calls_of(reference, trial, another)[1:]
     if not small:
         return Further(calls[:1])
     with excused("on its own inputs, called again"):
-        if not reference.trains or hides_state(reference, [trial, *calls]):
+        if not reference.findings.trains or hides_state(reference, [trial, *calls]):
             return Further(calls, None, another)
-        trained = -trial.weights if reference.trained.buffers else with_same_buffers(-trial.weights)
-        if reference.grows and all(stands(reference, call, grown(trained)) for call in calls):
+        trained = -trial.weights if reference.findings.trained.buffers else with_same_buffers(-trial.weights)
+        if reference.findings.grows and all(stands(reference, call, grown(trained)) for call in calls):
             trained = grown(trained)
         return Further(calls, training_of(reference, trained), another)
 
@@ -200,7 +200,7 @@ def write_trials(fd: int, reference: Reference, trials: list[Trial], further: Fu
     """Write the trials' inputs and weights to the memory file; return the child's arguments."""
     described = []
     for number, trial in enumerate(trials):
-        inputs = write(fd, reference.inputs(trial.kind, trial.inputs))
+        inputs = write(fd, reference.inputs.draw(trial.kind, trial.inputs))
         written = {"inputs": inputs, "further": None} | write_module(fd, reference, trial.weights)
         if number == 0:
             written["further"] = write_further(fd, reference, further)
@@ -209,9 +209,9 @@ def write_trials(fd: int, reference: Reference, trials: list[Trial], further: Fu
         "trials": described,
         "device": reference.device.type,
         "bytes": os.fstat(fd).st_size,
-        "buffers": sorted(reference.moved_buffers),
-        "attributes": bool(reference.leaves),
-        "defaults": reference.defaults,
+        "buffers": sorted(reference.findings.moved_buffers),
+        "attributes": bool(reference.findings.leaves),
+        "defaults": reference.code.defaults,
         "launches": True,
     }
 
@@ -219,13 +219,13 @@ def write_trials(fd: int, reference: Reference, trials: list[Trial], further: Fu
 def write_module(fd: int, reference: Reference, weights: int) -> dict:
     """What a child needs to build a module with weights of this seed."""
     _, init = reference.described(weights)
-    return {"init": init, "state": write(fd, reference.weights(weights)), "seed": weights}
+    return {"init": init, "state": write(fd, reference.modules.weights(weights)), "seed": weights}
 
 
 def write_further(fd: int, reference: Reference, further: Further) -> dict:
     """The fields of the child's Further. The calls' numbers there begin with the second call."""
-    inputs = [write(fd, reference.inputs(call.kind, call.inputs)) for call in further.calls]
-    evaluated = reference.evaluates and len(inputs) >= EVALUATION
+    inputs = [write(fd, reference.inputs.draw(call.kind, call.inputs)) for call in further.calls]
+    evaluated = reference.findings.evaluates and len(inputs) >= EVALUATION
     trained = None if further.training is None else write(fd, further.training.after)
     another = None if further.another is None else write_module(fd, reference, further.another)
     return {

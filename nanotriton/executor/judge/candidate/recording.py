@@ -71,7 +71,7 @@ def record(
     recorded = seed if trained else untrained(seed)
     with worker.stage("validate", job.timeout):
         plans = read_plans(ended, job.memory if worker.gpu is None else worker.gpu.budget)
-        wanted = [name for name, _ in reference.on_host(seed).named_parameters()]
+        wanted = [name for name, _ in reference.modules.on_host(seed).named_parameters()]
         names = read_names(ended, wanted)
         check_effects(job, reference, ended.header.get("effects"))
         job.large = worker.gpu is not None and sum(s.nbytes for s in plans[0].storages) > worker.gpu.share
@@ -93,7 +93,7 @@ def what_to_ask(
 ) -> Asked:
     """another: the seed of the weights of another module, which is called too; None: there is none."""
     inputs, init = reference.described(seed)
-    model = reference.on_host(seed)
+    model = reference.modules.on_host(seed)
     # a recording with other numbers is judged by its first call alone
     further = purpose.further and not has_other_numbers(seed)
     on_cpu = worker.gpu is None
@@ -102,15 +102,15 @@ def what_to_ask(
         init=init,
         seed=untrained(seed),
         parameters=parameters_of(model),
-        training=describe(model, reference.trained_with(seed)) if seed < 0 else None,
+        training=describe(model, reference.findings.trained_with(seed)) if seed < 0 else None,
         between=purpose.between,
-        further={"evaluates": reference.evaluates, "another": another} if further else None,
-        attributes=bool(reference.leaves),
-        buffers=sorted(reference.moved_buffers),
-        known=list(reference.large_weights(seed)),
+        further={"evaluates": reference.findings.evaluates, "another": another} if further else None,
+        attributes=bool(reference.findings.leaves),
+        buffers=sorted(reference.findings.moved_buffers),
+        known=list(reference.modules.large_weights(seed)),
         configs=MOST if on_cpu else CONFIGURATIONS,
         drawn=seed_from(worker.secret, job.source, "configurations") if on_cpu else None,
-        defaults=reference.defaults,
+        defaults=reference.code.defaults,
         processors=purpose.processors,
     )
 
@@ -131,25 +131,24 @@ def note_facts(job: Job, reference: Reference, plan: Plan) -> None:
     facts = rules.facts(plan)
     job.facts |= {"recordable": True, "launches": facts.launches, "torch_ops": facts.torch_ops}
     job.facts |= {"torch_bytes": facts.moved_bytes, "answer": facts.answer}
-    if reference.facts.flops:
-        job.facts["torch_share"] = facts.flops / reference.facts.flops
+    if reference.findings.facts.flops:
+        job.facts["torch_share"] = facts.flops / reference.findings.facts.flops
 
 
 def check_plans(job: Job, reference: Reference, plans: list[Plan], another: int | None) -> None:
     """Raise Fault if a call breaks a rule, or if the first answer is too large or in memory that is not its
     own."""
     for number, plan in enumerate(plans):
-        if violation := rules.check_plan(plan, job.policy, reference.facts):
+        if violation := rules.check_plan(plan, job.policy, reference.findings.facts):
             where = f"in {place(reference, another, number)}: " if number else ""
             raise Fault(violation.status, f"{where}{violation}")
     first = plans[0]
     answers = [first.tensors[i] for i in first.output_tensors()]
     size = sum(math.prod(t.shape) * DTYPES[t.dtype].itemsize for t in answers)
-    if size > 4 * reference.bytes + SLACK:  # it would crowd out the reference, whose failure is excused
-        raise Fault(
-            "wrong_shape", f"the answer takes {size} bytes, the task's inputs and answer {reference.bytes}"
-        )
-    if not_new := answer_not_new(first, reference.facts.fresh):
+    usual = reference.findings.bytes
+    if size > 4 * usual + SLACK:  # it would crowd out the reference, whose failure is excused
+        raise Fault("wrong_shape", f"the answer takes {size} bytes, the task's inputs and answer {usual}")
+    if not_new := answer_not_new(first, reference.findings.facts.fresh):
         raise Fault("wrong_value", not_new)
 
 
@@ -161,7 +160,7 @@ def check_effects(job: Job, reference: Reference, left: object) -> None:
     if job.policy != "strict" or type(left) is not list:
         return
     for name in left:
-        if name in IN_WORDS and name not in reference.settings.own:
+        if name in IN_WORDS and name not in reference.code.settings.own:
             raise Fault("rule_violation", f"it leaves {IN_WORDS[name]} changed, for the whole process")
 
 

@@ -94,7 +94,7 @@ class Runner:
 
     def make_replay(self, plan: Plan) -> Replay:
         backend = CpuBackend(notes=plan is self.plan, seed=self.seed_of_order() + (plan is self.plan))
-        return Replay(plan, backend=backend, known=self.reference.large_weights(self.recorded))
+        return Replay(plan, backend=backend, known=self.reference.modules.large_weights(self.recorded))
 
     def __call__(
         self, inputs: list, seed: int, skip: int | range | None = None
@@ -240,7 +240,7 @@ class Runner:
         """The weights that a call is given by name."""
         if self.another is None or number != ANOTHER:
             return self.by_name(self.recorded)
-        return by_twins(self.plan_of(number), self.reference.weights(self.another))
+        return by_twins(self.plan_of(number), self.reference.modules.weights(self.another))
 
     def note_call(self, replay: Replay, found: Calls, earlier: list[EarlierOutput]) -> None:
         """Add a call, which was just made, to what was found. earlier: the outputs of those before it."""
@@ -303,13 +303,13 @@ class Runner:
         Else there are none, and the order in which the constructor drew them decides.
         """
         if seed not in self.weights:
-            state = self.reference.weights(seed) if self.plan.weights else {}
+            state = self.reference.modules.weights(seed) if self.plan.weights else {}
             self.weights[seed] = by_twins(self.plan, state)
         return self.weights[seed]
 
     def has(self, name: str) -> bool:
         """Whether the candidate has a weight of the reference's name, shape and dtype."""
-        state = {name: self.reference.weights(self.recorded)[name]}
+        state = {name: self.reference.modules.weights(self.recorded)[name]}
         return any(twin(self.plan, weight, state) is not None for weight in self.plan.weights)
 
 

@@ -45,7 +45,7 @@ def same_tensors(one: list, other: list) -> list[int]:
 class Search:
     """The search for a task's moves. `found` holds the best so far, `unvaried` names what is left at the end.
 
-    reference: is asked for draws and answers, with its `moves` set to those that are tried.
+    reference: is asked for draws and answers, with the `moves` of its findings set to those that are tried.
     fixed: the arguments that are the same in all draws, by their number among the leaves. drawn: two draws of
     each other tensor. places: where each leaf is.
     """
@@ -58,8 +58,8 @@ class Search:
         places: list[str],
     ):
         self.reference, self.fixed, self.places = reference, fixed, places
-        self.seed = reference.seed
-        init = [leaf for _, leaf in leaves(reference.init_arguments(self.seed))]
+        self.findings, self.inputs, self.seed = reference.findings, reference.inputs, reference.seed
+        init = [leaf for _, leaf in leaves(reference.modules.init_arguments(self.seed))]
         self.floats = frozenset(i for i, leaf in enumerate(init) if type(leaf) is float)
         # others are shapes more often than not
         self.integers = frozenset(i for i, leaf in enumerate(init) if type(leaf) is int and leaf < LOWEST)
@@ -67,7 +67,7 @@ class Search:
         self.options = {i: found for i, leaf in fixed.items() if (found := options(leaf))}
         promised = promises(reference.task.source)
         for i, draws in drawn.items():
-            found = ways_of_drawn(draws, reference.called, promised)
+            found = ways_of_drawn(draws, self.findings.called, promised)
             if repeats_another(i, drawn):
                 found = (*found, "apart")
             if found := (*unfolding(draws[0]), *found):
@@ -111,10 +111,10 @@ class Search:
     def add_marks(self, i: int, draws: list[torch.Tensor]) -> None:
         """Put integers that stand for none among those of an argument, after what else is done to them."""
         reference = self.reference
-        reference.moves = self.found
-        given = leaves(reference.init_arguments(reference.moved_weights(self.seed)))
+        self.findings.moves = self.found
+        given = leaves(reference.modules.init_arguments(self.findings.moved_weights(self.seed)))
         integers = [leaf for _, leaf in given if type(leaf) is int]
-        for mark in marks(draws, integers, reference.task.source, reference.called):
+        for mark in marks(draws, integers, reference.task.source, self.findings.called):
             way = self.found.ways.get(i, "")
             if UNFOLD not in way:
                 self.survives(Moves(self.found.ways | {i: f"{way}{AND}{MARK}{mark}"}, self.found.init))
@@ -125,12 +125,12 @@ class Search:
         If so these moves are the best so far.
         """
         reference = self.reference
-        reference.moves = moves
+        self.findings.moves = moves
         try:
             if not self.all_change(moves):
                 return False
-            kind = MOVED + reference.chosen(TRIALS[1])
-            answer = reference.finite_answer(kind, self.seed, reference.moved_weights(self.seed))
+            kind = MOVED + self.findings.chosen(TRIALS[1])
+            answer = reference.finite_answer(kind, self.seed, self.findings.moved_weights(self.seed))
             if answer is None or layout(answer) != self.wanted or not self.survives_others(kind):
                 return False
             if self.wraps(kind) and not self.wraps("plain"):
@@ -140,29 +140,29 @@ class Search:
         except Exception:  # get_inputs or the constructor, of what it did not expect
             return False
         finally:
-            reference.moves = self.found
-            reference.forget_weights()  # those of other moves go by the same seed
+            self.findings.moves = self.found
+            reference.modules.forget()  # those of other moves go by the same seed
 
     def survives_others(self, kind: str) -> bool:
         """Whether the reference takes two other draws too.
 
         Lengths and offsets that are moved apart may fit each other by chance.
         """
-        reference, weights = self.reference, self.reference.moved_weights(self.seed)
+        reference, weights = self.reference, self.findings.moved_weights(self.seed)
         return all(reference.takes(Trial(kind, self.seed + number, weights)) for number in (1, 2))
 
     def wraps(self, kind: str) -> bool:
         """Whether the reference counts an index below 0 from the end, on a draw of this kind."""
         reference = self.reference
-        if not PYTHONS & reference.called:
+        if not PYTHONS & self.findings.called:
             return False
-        seen, weights = Wraps(), self.seed if kind == "plain" else reference.moved_weights(self.seed)
-        reference.run(reference.inputs(kind, self.seed), weights, kind=kind, watched=seen)
+        seen, weights = Wraps(), self.seed if kind == "plain" else self.findings.moved_weights(self.seed)
+        reference.run(self.inputs.draw(kind, self.seed), weights, kind=kind, watched=seen)
         return seen.met
 
     def all_change(self, moves: Moves) -> bool:
         """Whether each argument that is moved is another one afterwards."""
-        given = self.reference.draw("plain", self.seed)
+        given = self.inputs.given("plain", self.seed)
         drawn, moved = leaves(given), leaves(moves.of_inputs(given, self.seed))
         for i, way in moves.ways.items():
             before, after = drawn[i][1], moved[i][1]
@@ -174,15 +174,15 @@ class Search:
     def left(self) -> list[str]:
         """The arguments that are neither drawn nor moved, as one would write them."""
         rest = {i: leaf for i, leaf in self.fixed.items() if i not in self.found.ways and leaf is not None}
-        kind = self.reference.chosen(TRIALS[2])
+        kind = self.findings.chosen(TRIALS[2])
         if rest and kind:  # which may have moved zeros and ones
-            stressed = leaves(self.reference.inputs(kind, self.seed))
+            stressed = leaves(self.inputs.draw(kind, self.seed))
             rest = {i: leaf for i, leaf in rest.items() if still(leaf, stressed[i][1])}
         names = [f"inputs{self.places[i]}" for i in sorted(rest)]
         names += [f"init_inputs[{i}]" for i in sorted(self.choices | self.floats - self.found.init.keys())]
-        model, given = self.reference.names["Model"], len(self.reference.draw("plain", self.seed))
+        model, given = self.reference.code.names["Model"], len(self.inputs.given("plain", self.seed))
         names += never_given(partial(model.forward, None), given, "forward")
-        names += never_given(model, len(self.reference.init_arguments(self.seed)), "__init__")
+        names += never_given(model, len(self.reference.modules.init_arguments(self.seed)), "__init__")
         return [name[:LETTERS] for name in names[:NAMED]]
 
 

@@ -1,4 +1,4 @@
-"""What is found out about a task once, before its candidates come. All of it is written to the Reference.
+"""What is found out about a task once, before its candidates come. All of it is written to its Findings.
 
 Is it deterministic? Which stresses does it survive, and which training? Would an answer that computes nothing
 pass?
@@ -53,7 +53,8 @@ class Examination:
 
     def __init__(self, reference):
         self.reference, self.seed = reference, reference.seed
-        self.fakes = Fakes(reference.inputs, reference.run if reference.stress else None)
+        self.findings, self.inputs = reference.findings, reference.inputs
+        self.fakes = Fakes(reference.inputs.draw, reference.run if reference.stress else None)
 
     def run(self) -> None:
         """Raises Fault if the task is no fair question.
@@ -62,15 +63,15 @@ class Examination:
         """
         reference = self.reference
         self.load_and_repeat()
-        if not reference.picky:
-            reference.asserts = None
+        if not self.findings.picky:
+            reference.code.asserts = None
         if reference.stress:
             search = partial(Search, reference, *self.find_fixed())
             self.find_stress()
-        reference.trains = self.find_training()
+        self.findings.trains = self.find_training()
         if reference.stress:
-            reference.leaves = self.find_left()
-            reference.evaluates, reference.modal = find_modes(reference)
+            self.findings.leaves = self.find_left()
+            self.findings.evaluates, self.findings.modal = find_modes(reference)
             self.find_moves(search())
         if self.fakes.passing:
             name = next(iter(self.fakes.passing))
@@ -78,30 +79,39 @@ class Examination:
 
     def load_and_repeat(self) -> None:
         reference, seed = self.reference, self.seed
-        with reference.settings.learned():
+        with reference.code.settings.learned():
             with excused("loading it"):
-                reference.load()
+                self.load()
             with excused("on its own inputs"):
                 answer = self.plain_answer(seed)
-        reference.drawn_inputs.forget()  # what the task sets was not known yet
+        self.inputs.last.forget()  # what the task sets was not known yet
         with excused("on its own inputs"):
             self.repeat(answer)
             self.fakes.look("plain", seed, answer, seed)
             del answer
             self.fakes.look("plain", seed + 1, self.plain_answer(seed + 1), seed + 1)
 
+    def load(self) -> None:
+        """Run the task's file, and find out what a recording needs to know of it. Raises TaskFault."""
+        self.reference.code.load()
+        self.findings.has_weights = bool(self.reference.modules.weights(self.seed))
+        inputs = self.inputs.draw("plain", 0)
+        self.findings.described = wire.describe(inputs)[0]
+        dtypes = {t.dtype for t in tensors(inputs) if t.is_floating_point()}
+        self.findings.dtype = next(iter(dtypes)) if len(dtypes) == 1 else None
+
     def plain_answer(self, seed: int) -> Answer:
         """The answer to a draw of the task's own. The draw must come out the same when it is drawn again."""
         reference = self.reference
-        inputs = reference.inputs("plain", seed)
-        if wire.describe(inputs)[0] != reference.described_inputs:
+        inputs = self.inputs.draw("plain", seed)
+        if wire.describe(inputs)[0] != self.findings.described:
             raise Fault(
                 "unsupported",
                 "get_inputs draws shapes or numbers anew each time: one recording can't stand for all draws",
             )
-        if not identical(reference.draw_anew("plain", seed), inputs):
+        if not identical(self.inputs.given_anew("plain", seed), inputs):
             raise Fault("unsupported", "get_inputs draws from something that can't be seeded")
-        reference.bytes = sum(t.nbytes for t in tensors(inputs))
+        self.findings.bytes = sum(t.nbytes for t in tensors(inputs))
         del inputs
         answer = reference.answer("plain", seed, seed)
         if not tensors(answer.own):
@@ -109,7 +119,7 @@ class Examination:
                 "unsupported",
                 f"forward must return tensors, in tuples, lists or dicts; it returned {describe(answer.own)}",
             )
-        reference.bytes += sum(t.nbytes for t in tensors(answer.own))
+        self.findings.bytes += sum(t.nbytes for t in tensors(answer.own))
         return answer
 
     def repeat(self, answer: Answer) -> None:
@@ -120,10 +130,10 @@ class Examination:
         """
         reference, seed = self.reference, self.seed
         seen, noted = Computing(), Asserts(looks=False)
-        reference.forget_weights()
+        reference.modules.forget()
         with noted:
-            again = reference.run(reference.inputs("plain", seed), seed, seed + 1, "plain", seen)
-        reference.picky = noted.met
+            again = reference.run(self.inputs.draw("plain", seed), seed, seed + 1, "plain", seen)
+        self.findings.picky = noted.met
         if seen.draws:  # from a generator of its own: in float64 that gives other numbers
             raise Fault("unsupported", RANDOM)
         self.note(seen, again)
@@ -136,42 +146,42 @@ class Examination:
 
     def note(self, seen: Computing, answer: object) -> None:
         """Write down what the reference was seen to compute for an answer."""
-        reference = self.reference
-        reference.facts, reference.called = seen.facts, seen.called
-        reference.facts.rounds = bool(ROUNDS & seen.called)
-        with reference.own("plain"):
-            reference.in_tf32 = in_tf32(reference.called, reference.device)
-        reference.facts.contiguous = all(t.is_contiguous() for t in tensors(answer))
-        reference.facts.fresh = [seen.fresh(t) for t in tensors(answer)]
+        facts = self.findings.facts = seen.facts
+        facts.rounds = bool(ROUNDS & seen.called)
+        facts.contiguous = all(t.is_contiguous() for t in tensors(answer))
+        facts.fresh = [seen.fresh(t) for t in tensors(answer)]
+        self.findings.called = seen.called
+        with self.reference.code.active_on("plain"):
+            self.findings.in_tf32 = in_tf32(seen.called, self.reference.device)
 
     # ---- training, and what forward leaves ----
 
     def find_training(self) -> bool:
         """Find which weights may change, and return whether the reference survives it."""
         reference, seed = self.reference, self.seed
-        anew = partial(reference.construct, seed)
-        trained = what_to_train(reference.on_host(seed), reference.on_host(seed + 1), anew)
-        kind = reference.chosen(TRIALS[1])
+        anew = partial(reference.modules.construct, seed)
+        trained = what_to_train(reference.modules.on_host(seed), reference.modules.on_host(seed + 1), anew)
+        kind = self.findings.chosen(TRIALS[1])
         plainer = replace(trained, fades=False)
         ways = (trained, plainer, replace(plainer, flips=False))
         for way in (*ways, *(way.without_buffers() for way in ways)):
             weights = -seed if way.buffers else with_same_buffers(-seed)
-            reference.trained = way
+            self.findings.trained = way
             if way and self.stands(kind, weights):
-                reference.grows = self.stands("plain", grown(weights))
+                self.findings.grows = self.stands("plain", grown(weights))
                 return True
-            reference.forget_weights()  # those of another training go by the same seed
+            reference.modules.forget()  # those of another training go by the same seed
         return False
 
     def find_left(self) -> frozenset[str]:
         """What forward leaves on the module for others to read."""
         reference, seed = self.reference, self.seed
-        model = reference.build(seed)
+        model = reference.modules.build(seed)
 
         def call() -> None:
             with reference.running("plain"):
                 construct.seed_everything(seed)
-                model(*reference.inputs("plain", seed))
+                model(*self.inputs.draw("plain", seed))
 
         with contextlib.suppress(Exception):  # a second call is not what the task asks for
             return only_left(model, call)
@@ -183,20 +193,19 @@ class Examination:
         """Find which kinds of inputs the reference survives."""
         for kinds in TRIALS[1:]:
             self.choose(kinds)
-        self.reference.before = self.choose(BEFORE)
+        self.findings.before = self.choose(BEFORE)
 
     def find_moves(self, search: Search) -> None:
         """Move what never differs between two draws, in the ways that were found."""
-        reference = self.reference
-        reference.moves, reference.unvaried = search.found, search.unvaried
-        if reference.moves:
-            kind = MOVED + reference.chosen(TRIALS[1])
-            self.stands(kind, reference.moved_weights(self.seed))
+        self.findings.moves, self.findings.unvaried = search.found, search.unvaried
+        if self.findings.moves:
+            kind = MOVED + self.findings.chosen(TRIALS[1])
+            self.stands(kind, self.findings.moved_weights(self.seed))
 
     def find_fixed(self) -> tuple[dict[int, object], dict[int, list[torch.Tensor]], list[str]]:
         """The arguments that are the same in two draws, by number, both draws of each other tensor, and where
         each argument is. Notes which floats are `drawn`."""
-        given, other = (self.reference.draw("plain", self.seed + i) for i in range(2))
+        given, other = (self.inputs.given("plain", self.seed + i) for i in range(2))
         same = same_tensors(given, other)
         fixed = {}
         drawn = {}
@@ -207,16 +216,15 @@ class Examination:
                 continue
             drawn[i] = [leaf, others[i]]
             if leaf.is_floating_point():
-                self.reference.drawn.append(i)
+                self.findings.drawn.append(i)
         return fixed, drawn, [where for where, _ in leaves(given)]
 
     def choose(self, kinds: tuple[str, ...]) -> str | None:
         """The first of these kinds that the reference survives."""
-        reference = self.reference
         for kind in kinds:
-            if not fits(kind, reference.called, len(reference.drawn)):
+            if not fits(kind, self.findings.called, len(self.findings.drawn)):
                 continue
-            if kind in reference.kinds or (self.may_tie(kind) and self.survives(kind)):
+            if kind in self.findings.kinds or (self.may_tie(kind) and self.survives(kind)):
                 return kind
         return None
 
@@ -226,13 +234,12 @@ class Examination:
         It is asked where nearly all tie: of -1, 0 and 1, and of zeros.
         """
         reference, seed = self.reference, self.seed
-        if not ties_choices(kind, reference.called):
+        if not ties_choices(kind, self.findings.called):
             return True
 
         def run(flatten: Callable[[torch.Tensor], torch.Tensor], seen: Watching) -> object:
-            inputs = mapped(
-                reference.inputs(kind, seed), lambda t: flatten(t) if t.is_floating_point() else t
-            )
+            given = self.inputs.draw(kind, seed)
+            inputs = mapped(given, lambda t: flatten(t) if t.is_floating_point() else t)
             return reference.run(inputs, seed, kind=kind, watched=seen)
 
         try:
@@ -248,17 +255,17 @@ class Examination:
         """
         reference, seed = self.reference, self.seed
         try:
-            plain = reference.draw("plain", seed)
-            untouched = same_tensors(reference.draw(kind, seed), plain)
+            plain = self.inputs.given("plain", seed)
+            untouched = same_tensors(self.inputs.given(kind, seed), plain)
         except Exception as error:
             log.debug("%s: %s inputs: %s", reference.task.name, kind, error)
             return False
         nothing = len(untouched) == len(tensors(plain))
-        if late := late_leaves(kind, reference.drawn, untouched, nothing):
-            reference.late[kind] = late
+        if late := late_leaves(kind, self.findings.drawn, untouched, nothing):
+            self.findings.late[kind] = late
             if self.stands(kind, seed):
                 return True
-            del reference.late[kind]
+            del self.findings.late[kind]
         return not nothing and self.stands(kind, seed)
 
     def stands(self, kind: str, weights: int) -> bool:
@@ -270,6 +277,6 @@ class Examination:
         answer = reference.finite_answer(kind, seed, weights)
         if answer is None:
             return False
-        reference.kinds |= {kind}
+        self.findings.kinds |= {kind}
         self.fakes.look(kind, seed, answer, weights)
         return True

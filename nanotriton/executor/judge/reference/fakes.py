@@ -18,10 +18,9 @@ class Fakes:
 
     def __init__(self, inputs: Callable[[str, int], list], run: Callable[[list, int], object] | None):
         self.inputs, self.run = inputs, run  # the reference's; no `run`: it is asked nothing but draws
-        # functions of (self, inputs, the right answer, seed of the weights): closures would be a
-        # cycle,
+        # Functions of (self, inputs, the right answer, seed of the weights). Closures would be a cycle, which
+        # keeps tensors of gigabytes until the garbage collector comes.
         self.passing: dict[str, Callable] = {}
-        # which keeps tensors of gigabytes until the garbage collector comes
         self.first = None  # the first draw's answer
 
     def look(self, kind: str, seed: int, answer: Answer, weights: int) -> None:

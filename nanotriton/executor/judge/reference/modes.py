@@ -21,7 +21,7 @@ def find_modes(reference) -> tuple[bool, bool]:
 
     reference: a judge.reference.Reference.
     """
-    if not reference.on_host(reference.seed).training:
+    if not reference.modules.on_host(reference.seed).training:
         return False, False
     try:
         own = called_in_mode(reference, False)
@@ -39,7 +39,7 @@ def find_modes(reference) -> tuple[bool, bool]:
 def called_in_mode(reference, evaluates: bool) -> list | None:
     """A plain draw's answer and the state that it leaves behind. None: it draws, or isn't finite."""
     seed = reference.seed
-    model, inputs = reference.build(seed), reference.inputs("plain", seed)
+    model, inputs = reference.modules.build(seed), reference.inputs.draw("plain", seed)
     construct.seed_everything(seed)
     before = construct.whereabouts()
     with reference.running("plain"):

@@ -35,7 +35,7 @@ class Training:
 
 def training_of(reference: Reference, weights: int) -> Training:
     """weights: seed of the trained ones."""
-    before = reference.weights(untrained(weights))
-    after = reference.weights(weights)
+    before = reference.modules.weights(untrained(weights))
+    after = reference.modules.weights(weights)
     names = [name for name in before if not torch.equal(before[name], after[name])]
     return Training(weights, {n: before[n] for n in names}, {n: after[n] for n in names})

@@ -91,7 +91,7 @@ def calls_of(reference: Reference, trial: Trial, another: int | None = None) -> 
 
     another: the seed of the weights of another module, which is called too.
     """
-    first = replace(trial, kind=reference.before)
+    first = replace(trial, kind=reference.findings.before)
     later = [replace(trial, kind="plain", inputs=trial.inputs + number) for number in range(1, MOST_CALLS)]
     if another is None:
         return [first, *later[:-1]]
@@ -103,7 +103,7 @@ def another_seed(reference: Reference, weights: int) -> int | None:
     """The seed of the weights of another module, beside one with these weights. None: there is to be none,
     because it would take too long, or would get other arguments."""
     another = seed_from("another", untrained(weights))
-    if sum(t.nbytes for t in reference.weights(weights).values()) > LARGEST:
+    if sum(t.nbytes for t in reference.modules.weights(weights).values()) > LARGEST:
         return None
     same = reference.described(another)[1] == reference.described(weights)[1]
     return another if same else None
@@ -113,7 +113,7 @@ def place(reference: Reference, another: int | None, number: int) -> str:
     """What to call a further call, in a message."""
     if number == ANOTHER and another is not None:
         return "a call of another module of the same class"
-    mode = " in evaluation mode" if number == EVALUATION and reference.evaluates else ""
+    mode = " in evaluation mode" if number == EVALUATION and reference.findings.evaluates else ""
     return f"a {ORDINALS[min(number, 3)]} call of the same module{mode}"
 
 
@@ -125,7 +125,7 @@ def judge_calls(
     trials: from `calls_of`. training: of the weights, between the first call and the second.
     """
     another = another_of(trials)
-    least = EVALUATION + 1 if reference.modal else 2
+    least = EVALUATION + 1 if reference.findings.modal else 2
     got = caller.calls([partial(drawn, reference, trial) for trial in trials], training, least)
     trials = trials[: len(got.answers)]
     if got.answers[0] is not None:
@@ -188,7 +188,7 @@ class Asking:
 
 def drawn(reference: Reference, trial: Trial) -> list:
     with excused("drawing inputs"):
-        return reference.inputs(trial.kind, trial.inputs)
+        return reference.inputs.draw(trial.kind, trial.inputs)
 
 
 def judge_first(reference: Reference, trial: Trial, got: object) -> None:

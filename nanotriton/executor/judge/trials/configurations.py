@@ -31,7 +31,7 @@ def judge_configurations(reference: Reference, trials: list[Trial], runner) -> N
         answer = None
         for choices in others:
             with excused("drawing inputs"):
-                inputs = reference.inputs(trial.kind, trial.inputs)
+                inputs = reference.inputs.draw(trial.kind, trial.inputs)
             try:
                 with runner.chosen_for_all(choices):
                     outputs, _ = runner(inputs, trial.weights)

@@ -36,9 +36,9 @@ SHARED = 4.0  # times what independent errors have in common by chance
 
 def check_faint(reference: Reference, trial: Trial, got: object, answer: Answer) -> None:
     """Raise ValueFault if the effect of a faint tensor is missing. `got` has the structure of the answer."""
-    if reference.faint is None:
-        reference.faint = find_faint(reference)
-    for tensor in reference.faint:
+    if reference.findings.faint is None:
+        reference.findings.faint = find_faint(reference)
+    for tensor in reference.findings.faint:
         halved = without_half(reference, trial.kind, trial.inputs, trial.weights, tensor)
         twins = dict(leaves(halved)) if halved is not None else {}
         exact = dict(leaves(answer.exact))
@@ -57,8 +57,8 @@ def find_faint(reference: Reference) -> list[Which]:
     answer = reference.answer("plain", seed, seed)
     if answer.exact is None:
         return []
-    names = [name for name, t in state_of(reference.build(seed)).items() if t.is_floating_point()]
-    inputs = [i for i, t in enumerate(tensors(reference.inputs("plain", seed))) if t.is_floating_point()]
+    names = [name for name, t in state_of(reference.modules.build(seed)).items() if t.is_floating_point()]
+    inputs = [i for i, t in enumerate(tensors(reference.inputs.draw("plain", seed))) if t.is_floating_point()]
     found = []
     for tensor in [*inputs, *names][:MOST]:
         halved = without_half(reference, "plain", seed, seed, tensor)

@@ -99,7 +99,7 @@ def sensitivity(reference: Reference, trial: Trial, answer: Answer) -> Sensitivi
 
 def sensitivity_anew(reference: Reference, trial: Trial, answer: Answer) -> Sensitivity | None:
     choices = Choices()
-    own = reference.run(reference.inputs(trial.kind, trial.inputs), trial.weights, watched=choices)
+    own = reference.run(reference.inputs.draw(trial.kind, trial.inputs), trial.weights, watched=choices)
     choices.outputs = tensors(own)
 
     def moved(nudge: Nudge) -> object | None:
@@ -119,7 +119,7 @@ def ordered(reference: Reference, trial: Trial, last: bool) -> list[torch.Tensor
     None: it chooses none.
     """
     order = Ordered(last)
-    answer = reference.run(reference.inputs(trial.kind, trial.inputs), trial.weights, watched=order)
+    answer = reference.run(reference.inputs.draw(trial.kind, trial.inputs), trial.weights, watched=order)
     return tensors(answer) if order.chose else None
 
 
@@ -159,7 +159,7 @@ def spread_of(
     found.high = [
         torch.maximum(numbers(o), numbers(x)) for o, x in zip(tensors(answer.own), exact, strict=True)
     ]
-    for nudge in nudges(reference.device, seed, reference.in_tf32):
+    for nudge in nudges(reference.device, seed, reference.findings.in_tf32):
         if (tree := moved(nudge)) is None:
             return None
         for i, (x, t) in enumerate(zip(exact, tensors(tree), strict=True)):

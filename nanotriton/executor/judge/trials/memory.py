@@ -50,12 +50,12 @@ def check_memory(reference: Reference, trials: list[Trial], got) -> None:
 
 
 def memory_of(reference: Reference, trials: list[Trial]) -> Memory:
-    model, found = reference.build(trials[0].weights), Memory()
+    model, found = reference.modules.build(trials[0].weights), Memory()
     answers: list[list[torch.Tensor]] = []
     copies: list[list[torch.Tensor]] = []
     for trial in trials:
-        inputs, seen = reference.inputs(trial.kind, trial.inputs), Computing()
-        with reference.own(trial.kind), torch.no_grad(), reference.default_device(), seen:
+        inputs, seen = reference.inputs.draw(trial.kind, trial.inputs), Computing()
+        with reference.code.active_on(trial.kind), torch.no_grad(), reference.code.default_device(), seen:
             if not answers:
                 seed_everything(trial.weights)
             own = tensors(model(*inputs))

@@ -48,16 +48,16 @@ def wanted(reference: Reference, trials: list[Trial], training: Training | None,
 
     keeps_state: whether the candidate has state to compare with the reference's.
     """
-    if reference.modal or not reference.keeps_nothing:
+    if reference.findings.modal or not reference.findings.keeps_nothing:
         want = called_again(reference, trials, training)
         nothing = not want.updated and not any(want.written)
-        reference.keeps_nothing = nothing and not hides_state(reference, trials)
+        reference.findings.keeps_nothing = nothing and not hides_state(reference, trials)
         return want
     weights = trials[0].weights if training is None else training.weights
     first = trials[0].weights
     later = [replace(t, weights=weights) if t.weights == first else t for t in trials[1:]]
     answers = [reference.answer(trial.kind, trial.inputs, trial.weights) for trial in later]
-    state = state_of(reference.build(weights)) if keeps_state else {}
+    state = state_of(reference.modules.build(weights)) if keeps_state else {}
     return Wanted(answers, state, None, frozenset(), [frozenset()] * len(answers), training)
 
 
@@ -67,15 +67,15 @@ def called_again(reference: Reference, trials: list[Trial], training: Training |
     Nothing is kept that nobody compares: a task may take gigabytes.
     """
     reference.pause()
-    model = reference.build(trials[0].weights)
+    model = reference.modules.build(trials[0].weights)
     before = {name: t.clone() for name, t in state_of(model).items()}
     own_calls, another = of_one_module(trials), another_of(trials)
     answers, written = [], []
     for number, (own, inputs) in zip(own_calls, run_calls(reference, model, trials), strict=True):
         if number:
             trial = trials[number]
-            numbers = changed(inputs, reference.inputs(trial.kind, trial.inputs))
-            answers.append(Answer(own, None, None, inputs if numbers else None, reference.precision))
+            numbers = changed(inputs, reference.inputs.draw(trial.kind, trial.inputs))
+            answers.append(Answer(own, None, None, inputs if numbers else None, reference.findings.precision))
             written.append(numbers)
         elif training is not None:
             # what forward itself changes is its own matter
@@ -87,7 +87,7 @@ def called_again(reference: Reference, trials: list[Trial], training: Training |
     for name in unread_counters(model):
         state.pop(name, None)
         updated -= {name}
-    left = {name: t for name, t in plain_attributes(model).items() if name in reference.leaves}
+    left = {name: t for name, t in plain_attributes(model).items() if name in reference.findings.leaves}
     state, updated = state | left, updated | left.keys()
     twin = called_exactly(reference, trials, training)
     if twin is not None:
@@ -112,8 +112,8 @@ def run_calls(
     """(answer, inputs afterwards) of each call of one module."""
     for number in of_one_module(trials):
         trial = trials[number]
-        inputs = reference.inputs(trial.kind, trial.inputs)
-        with reference.own(trial.kind), torch.no_grad(), reference.default_device():
+        inputs = reference.inputs.draw(trial.kind, trial.inputs)
+        with reference.code.active_on(trial.kind), torch.no_grad(), reference.code.default_device():
             if number == 0:
                 seed_everything(trial.weights)
             with in_mode(reference, model, number):
@@ -123,7 +123,7 @@ def run_calls(
 
 def in_mode(reference: Reference, model: torch.nn.Module, number: int) -> AbstractContextManager:
     """The module as it is for a call of this number: in evaluation mode for one of them."""
-    return evaluating(model) if number == EVALUATION and reference.evaluates else nullcontext()
+    return evaluating(model) if number == EVALUATION and reference.findings.evaluates else nullcontext()
 
 
 def changed(inputs: list, drawn: list) -> frozenset[int]:
@@ -143,40 +143,40 @@ def called_exactly(
 ) -> Twin | None:
     """The reference in float64, called again and again."""
     numbers = of_one_module(trials)
-    draws = [partial(reference.inputs, trials[n].kind, trials[n].inputs) for n in numbers]
+    draws = [partial(reference.inputs.draw, trials[n].kind, trials[n].inputs) for n in numbers]
     running = partial(reference.running, trials[0].kind if nudge is None else "nudged")
     train = None if training is None else training.apply
     weights = trials[0].weights
     mode = partial(in_mode, reference)
-    return in_float64(partial(reference.build, weights), draws, weights, running, nudge, train, mode)
+    return in_float64(partial(reference.modules.build, weights), draws, weights, running, nudge, train, mode)
 
 
 def hides_state(reference: Reference, trials: list[Trial]) -> bool:
     """Whether a second call of the reference depends on what a first one left beside parameters and buffers,
     such as a weight that it has cached. This is found out once."""
-    if reference.hides_state is None:
-        reference.hides_state = differs_from_fresh(reference, trials)
-    return reference.hides_state
+    if reference.findings.hides_state is None:
+        reference.findings.hides_state = differs_from_fresh(reference, trials)
+    return reference.findings.hides_state
 
 
 def differs_from_fresh(reference: Reference, trials: list[Trial]) -> bool:
     """Whether a second call, after training where that is possible, answers otherwise than a module with the
     same parameters and buffers that was never called."""
-    model = reference.build(trials[0].weights)
+    model = reference.modules.build(trials[0].weights)
     calls = run_calls(reference, model, trials[:2])
     next(calls)
-    if reference.trains:
+    if reference.findings.trains:
         training_of(reference, -trials[0].weights).apply(state_of(model))
     state = {name: t.clone() for name, t in state_of(model).items()}
     again, _ = next(calls)
-    fresh = reference.build(trials[0].weights)
+    fresh = reference.modules.build(trials[0].weights)
     own = state_of(fresh)
     if own.keys() != state.keys() or any(own[name].shape != t.shape for name, t in state.items()):
         return True
     for name, t in state.items():
         own[name].copy_(t)
     alone, _ = next(run_calls(reference, fresh, [replace(trials[1], weights=trials[0].weights)]))
-    return not passes(alone, Answer(again, None, None, None, reference.precision))
+    return not passes(alone, Answer(again, None, None, None, reference.findings.precision))
 
 
 def unread_counters(model: torch.nn.Module) -> frozenset[str]:

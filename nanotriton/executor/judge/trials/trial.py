@@ -51,7 +51,7 @@ def judge_trial(
     inputs are its own.
     """
     with excused("drawing inputs"):
-        inputs = reference.inputs(trial.kind, trial.inputs)
+        inputs = reference.inputs.draw(trial.kind, trial.inputs)
     outputs, after = run(inputs, trial.weights)
     del inputs
     with excused("on its own inputs"):

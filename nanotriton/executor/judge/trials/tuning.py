@@ -27,7 +27,7 @@ def judge_tuning(reference: Reference, trial: Trial, runner, others: bool) -> No
         if not accumulates(runner.plan, choices):
             continue
         with excused("drawing inputs"):
-            inputs = reference.inputs(trial.kind, trial.inputs)
+            inputs = reference.inputs.draw(trial.kind, trial.inputs)
         try:
             with runner.chosen_for_all(choices):
                 once = runner.left(inputs, trial.weights, tuning=False)

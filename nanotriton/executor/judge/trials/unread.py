@@ -68,9 +68,9 @@ def redrawn(reference: Reference, trial: Trial, which: Which, mask: torch.Tensor
     def change(model: torch.nn.Module, inputs: list) -> None:
         target = tensor_of(model, inputs, which)
         if isinstance(which, int):
-            source = tensors(reference.inputs(trial.kind, trial.inputs + OTHER))[which]
+            source = tensors(reference.inputs.draw(trial.kind, trial.inputs + OTHER))[which]
         else:
-            source = state_of(reference.build(untrained(trial.weights) + OTHER))[which].detach()
+            source = state_of(reference.modules.build(untrained(trial.weights) + OTHER))[which].detach()
         target.copy_(torch.where(mask, source, target))
 
     try:
