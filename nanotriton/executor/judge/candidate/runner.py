@@ -106,7 +106,7 @@ class Runner:
         with self.running():
             outputs = self.replay.run(inputs, self.by_name(seed), skip_launch=skip)
             ids = tensor_ids(self.plan.inputs)
-            changed = {i: self.replay.tensor(ids[i]) for i in self.replay.modified_inputs}
+            changed = {i: self.replay.memory.tensor(ids[i]) for i in self.replay.modified_inputs}
             self.note_first(outputs)
         return outputs, changed
 
@@ -119,7 +119,7 @@ class Runner:
             self.replay.load(inputs, self.by_name(seed))
             self.replay.execute_tuning() if tuning else self.replay.execute()
             outputs = self.replay.outputs()
-            return [outputs, [self.replay.tensor(i).clone() for i in tuned_tensors(self.plan)]]
+            return [outputs, [self.replay.memory.tensor(i).clone() for i in tuned_tensors(self.plan)]]
 
     def note_first(self, outputs: object) -> None:
         """After the first call: keep what it looked at, and its answer if that is small, and stop noting."""
@@ -173,7 +173,9 @@ class Runner:
                 del inputs
                 self.note_call(replay, found, earlier)
                 if number + 1 == len(draws) or not self.goes_on(number, least, replay, left):
-                    found.state = {name: replay.tensor(i).clone() for name, i in replay.plan.state.items()}
+                    found.state = {
+                        name: replay.memory.tensor(i).clone() for name, i in replay.plan.state.items()
+                    }
                     break
                 left = replay.left(self.plan_of(number + 1))
         return found
@@ -247,11 +249,11 @@ class Runner:
         plan, number = replay.plan, len(found.answers) - 1
         ids = tensor_ids(plan.inputs)
         found.plans.append(plan)
-        found.written.append({i: replay.tensor(ids[i]).clone() for i in replay.modified_inputs})
+        found.written.append({i: replay.memory.tensor(ids[i]).clone() for i in replay.modified_inputs})
         here = {source: index for index, source in plan.carried}
         earlier[:] = [replace(e, storage=here[e.storage]) for e in earlier if e.storage in here]
         for e in earlier:
-            if any_differ([(replay.view(e.storage, e.tensor), e.value)]):
+            if any_differ([(replay.memory.view(e.storage, e.tensor), e.value)]):
                 found.overwritten.add((e.call, e.output))
         for output, (index, value) in enumerate(
             zip(plan.output_tensors(), tensors(found.answers[-1]), strict=True)
