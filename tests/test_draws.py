@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from nanotriton.executor.common.training import every_parameter, parameters_of, train_
-from nanotriton.executor.judge.inputs import draws, moves
+from nanotriton.executor.judge.inputs import draws, moves, stress
 from nanotriton.executor.judge.inputs.kinds import MOVED, OTHER_NUMBERS
 from nanotriton.executor.judge.reference.constants import NAMED
 from nanotriton.executor.judge.reference.reference import Reference
@@ -101,30 +101,30 @@ def check(source, right, wrong):
 # ---- each step of a kind ----
 
 
-@pytest.mark.parametrize("kind", draws.KINDS)
+@pytest.mark.parametrize("kind", stress.KINDS)
 def test_a_kind_repeats_for_its_seed_and_leaves_integers_alone(kind):
     def draw(seed):
         x = torch.rand(9, 40, generator=torch.Generator().manual_seed(1))
-        draws.distort(x, kind, torch.Generator().manual_seed(seed))
+        stress.distort(x, kind, torch.Generator().manual_seed(seed))
         return x
 
     assert identical([draw(3)], [draw(3)])
     assert identical([draw(3)], [draw(4)]) == (kind == "plain")
     whole = torch.arange(6)
-    draws.distort(whole, kind, torch.Generator().manual_seed(1))
+    stress.distort(whole, kind, torch.Generator().manual_seed(1))
     assert torch.equal(whole, torch.arange(6))
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (5,), (1, 7), (3, 1, 4), (0, 3)])
-@pytest.mark.parametrize("kind", draws.KINDS)
+@pytest.mark.parametrize("kind", stress.KINDS)
 def test_a_kind_takes_any_shape(kind, shape):
     for dtype in (torch.float32, torch.float16):
-        draws.distort(torch.ones(shape, dtype=dtype), kind, torch.Generator().manual_seed(1))
+        stress.distort(torch.ones(shape, dtype=dtype), kind, torch.Generator().manual_seed(1))
 
 
 def test_what_does_not_differ_is_sunk_too():
     same = torch.ones(4, 5, dtype=torch.float16)
-    draws.sink(same, draws.Luck(torch.Generator(), same.device))
+    stress.sink(same, stress.Luck(torch.Generator(), same.device))
     assert (same < -200).all() and torch.isfinite(same).all()
 
 
@@ -146,7 +146,7 @@ def test_what_each_kind_is_for():
     tied = stressed("tied", normal)
     assert ((tied * 64 == (tied * 64).round()).float().mean() > 0.2) and (tied * 2 % 2 == 1).any()
     edges = stressed("edges", lambda: torch.rand(40, 60))
-    assert all((edges == value).any() for value in (0, 0.5, 1)) and draws.within(edges, 0, 1)
+    assert all((edges == value).any() for value in (0, 0.5, 1)) and stress.within(edges, 0, 1)
     assert torch.equal(stressed("edges", lambda: torch.randn(40)), stressed("plain", lambda: torch.randn(40)))
     scaled = stressed("scaled", normal)
     assert (scaled >= 0).all(0).any() and (scaled >= 0).all(1).any()
@@ -207,7 +207,7 @@ def test_labels_become_soft():
     )
     trial = reference.trials(b"s", "")[2]
     labels = reference.inputs.draw(trial.kind, trial.inputs)[1]
-    assert draws.within(labels, 0, 1) and (labels == 1).any() and ((labels > 0) & (labels < 1)).any()
+    assert stress.within(labels, 0, 1) and (labels == 1).any() and ((labels > 0) & (labels < 1)).any()
 
 
 # ---- one sign, NaN, bounded domains, ties ----
@@ -217,7 +217,7 @@ def test_labels_become_soft():
 @pytest.mark.parametrize("seed", range(4))
 def test_some_columns_lie_apart(n, above, seed):
     x = torch.zeros(50, n).uniform_(-1, 1, generator=torch.Generator().manual_seed(seed))
-    draws.apart(x, draws.Luck(torch.Generator().manual_seed(seed), x.device))
+    stress.apart(x, stress.Luck(torch.Generator().manual_seed(seed), x.device))
     assert int((x.mean(0) > 0.6).sum()) == int((x.mean(0) < -0.6).sum()) == above
 
 

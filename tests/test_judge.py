@@ -8,7 +8,7 @@ import torch
 
 from nanotriton.executor.common import construct
 from nanotriton.executor.judge.comparison.compare import Answer, compare, kernelbench_allclose
-from nanotriton.executor.judge.inputs import draws
+from nanotriton.executor.judge.inputs import stress
 from nanotriton.executor.judge.inputs.kinds import Trial
 from nanotriton.executor.judge.reference.reference import Reference
 from nanotriton.executor.judge.trials.trial import judge_trial
@@ -309,7 +309,7 @@ def test_stress_that_breaks_the_reference_is_left_out():
 def test_draws_follow_the_seed_and_leave_torch_as_it_was():
     before = torch.rand, torch.Tensor.uniform_, torch.nn.init.ones_, torch.nn.Module.register_parameter
     reference = Reference(MATMUL)
-    for kind in draws.KINDS:
+    for kind in stress.KINDS:
         assert identical(reference.inputs.draw(kind, 3), reference.inputs.draw(kind, 3))
         assert not torch.equal(reference.inputs.draw(kind, 3)[0], reference.inputs.draw(kind, 4)[0])
     assert before == (

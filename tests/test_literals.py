@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from nanotriton.executor.judge.inputs import draws
+from nanotriton.executor.judge.inputs import stress
 from nanotriton.executor.judge.inputs.literals import literals, single, within_limits
 from nanotriton.executor.judge.reference.reference import Reference
 from tests.test_draws import MANY, accepted_by_many, judge, refused, task
@@ -59,7 +59,7 @@ def test_which_numbers_of_a_text_count():
 
 def test_numbers_stay_within_the_range_of_what_was_drawn():
     x = torch.rand(50, 40, generator=torch.Generator().manual_seed(1))
-    draws.distort(x, "tied positive", torch.Generator().manual_seed(1), (0.3, 40.0))
+    stress.distort(x, "tied positive", torch.Generator().manual_seed(1), (0.3, 40.0))
     assert (x == 0.3).any() and not (x < 0).any() and not (x == 40).any()
 
 

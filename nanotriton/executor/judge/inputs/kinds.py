@@ -3,7 +3,7 @@ needs of a task."""
 
 from dataclasses import dataclass
 
-from nanotriton.executor.judge.inputs.draws import ONCE, OTHERS_ALONE, PADDED
+from nanotriton.executor.judge.inputs.stress import ONCE, OTHERS_ALONE, PADDED
 
 # Of each trial the first kind that the task survives; without one there is no such trial.
 TRIALS = (
@@ -119,7 +119,7 @@ def ties_choices(kind: str, called: set[str]) -> bool:
 class Trial:
     """What a candidate is run on: drawn inputs, and weights."""
 
-    kind: str  # one of draws.KINDS, or MOVED and one of them
+    kind: str  # one of stress.KINDS, or MOVED and one of them
     inputs: int  # seed
     # Seed. If it is negative, the weights are those of its opposite after some training (training.train_).
     # If it has the bit of OTHER_NUMBERS, Python's numbers are others: it takes a recording of its own.

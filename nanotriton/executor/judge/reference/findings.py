@@ -22,7 +22,7 @@ class Findings:
     drawn: list[int] = field(default_factory=list)  # numbers of its floats that differ between draws
 
     # Of stress.
-    kinds: frozenset[str] = frozenset(["plain"])  # draws.KINDS that it survives
+    kinds: frozenset[str] = frozenset(["plain"])  # stress.KINDS that it survives
     # kind -> the arguments that it distorts once they are returned
     late: dict[str, tuple[int, ...]] = field(default_factory=dict)
     before: str = "plain"  # the kind of the first of several calls

@@ -8,10 +8,11 @@ import torch
 
 from nanotriton.executor.common import construct
 from nanotriton.executor.common.construct import seed_from
-from nanotriton.executor.judge.inputs import draws
+from nanotriton.executor.judge.inputs.draws import distorted_late, stressed
 from nanotriton.executor.judge.inputs.kinds import MOVED
 from nanotriton.executor.judge.inputs.literals import literals
 from nanotriton.executor.judge.inputs.moves import with_leaves
+from nanotriton.executor.judge.inputs.stress import kind_of
 from nanotriton.executor.judge.reference.drawn import Drawn
 from nanotriton.executor.judge.reference.findings import Findings
 from nanotriton.executor.judge.reference.kept import Kept
@@ -33,7 +34,7 @@ class Inputs:
         self.answering = False  # an answer is computed: nobody else writes to what is drawn
 
     def draw(self, kind: str, seed: int) -> list:
-        """A draw of one of draws.KINDS; if MOVED comes before it, with what never differs moved."""
+        """A draw of one of stress.KINDS; if MOVED comes before it, with what never differs moved."""
         if self.kept.vault is None:  # a CPU has the last draws, and copies them
             return self.draw_anew(kind, seed)
         return self.kept.copy_of_draw((kind, seed), partial(self.draw_anew, kind, seed))
@@ -46,8 +47,8 @@ class Inputs:
             generator = torch.Generator().manual_seed(seed_from("late", seed))
             faint: dict[int, set[int]] = {}
             for number, i in enumerate(late):
-                how = draws.kind_of(base, number)
-                changed[i] = draws.distorted_late(values[i], how, generator, self.literals, faint)
+                how = kind_of(base, number)
+                changed[i] = distorted_late(values[i], how, generator, self.literals, faint)
             given = with_leaves(given, changed)
         return self.findings.moves.of_inputs(given, seed) if kind.startswith(MOVED) else given
 
@@ -66,7 +67,7 @@ class Inputs:
 
     def given_anew(self, kind: str, seed: int) -> list:
         code = self.code
-        with code.active_on(kind), code.default_device(), draws.stressed(kind, seed, self.literals):
+        with code.active_on(kind), code.default_device(), stressed(kind, seed, self.literals):
             construct.seed_everything(seed)
             given = code.arguments("get_inputs")
             return given if code.device.type == "cpu" else mapped(given, lambda t: t.to(code.device))
