@@ -13,7 +13,7 @@ from nanotriton.plan.facts import Facts
 
 @dataclass
 class Findings:
-    """Of one task. What is None is found when somebody asks for it."""
+    """Of one task."""
 
     # Of its inputs.
     described: list = field(default_factory=list)  # a draw's arguments, by wire.describe
@@ -34,7 +34,7 @@ class Findings:
     called: set[str] = field(default_factory=set)  # the names of what it calls
     picky: bool = False  # whether it calls operators that refuse some values
     in_tf32: frozenset[str] = frozenset()  # operators that multiply in TF32 on its device
-    faint: list[str | int] | None = None  # weights and inputs of small effect (trials/faint.py)
+    faint: list[str | int] | None = None  # weights and inputs of small effect; None: not asked yet
 
     # Of weights and state.
     has_weights: bool = False
@@ -46,7 +46,7 @@ class Findings:
     evaluates: bool = False  # whether candidates are called in evaluation mode too
     modal: bool = False  # whether its answers, or what they leave behind, are others there
     keeps_nothing: bool = False  # known to leave no state between calls (trials/reference_calls.py)
-    hides_state: bool | None = None  # whether it leaves some where no name shows it
+    hides_state: bool | None = None  # whether it leaves some where no name shows it; None: not asked yet
     leaves: frozenset[str] = frozenset()  # attributes that it leaves for others to read (attributes.py)
 
     @property
