@@ -73,16 +73,21 @@ def test_heads(dtype, count, kv_count, dim, norm, rotate, tokens):
     angles = randn(tokens, dim // 2) * 9
     tables = (angles.cos(), angles.sin()) if rotate else (None, None)
     given = (q, k, *(randn(2, dim) if norm else (None, None)), 1e-6, *tables)
-    close(heads.heads_forward(*given), heads.heads_forward_torch(*given), dtype)
-    got, want = heads.heads_backward(dq, dk, *given), heads.heads_backward_torch(dq, dk, *given)
-    # the twin rounds between rotation and norm, too
-    exact = heads.heads_backward_torch(*(x if x is None else x.float() for x in (dq, dk, q, k)), *given[2:])
-    for mine, twin, true in zip(got[:2], want[:2], exact[:2], strict=True):
+    low = (dq, dk, q, k)
+    exact = [x.float() for x in low]
+    got = (*heads.heads_forward(*given), *heads.heads_backward(dq, dk, *given))
+    twin = (*heads.heads_forward_torch(*given), *heads.heads_backward_torch(dq, dk, *given))
+    true = (
+        *heads.heads_forward_torch(*exact[2:], *given[2:]),
+        *heads.heads_backward_torch(*exact, *given[2:]),
+    )
+    for mine, rounded, right in zip(got[:4], twin[:4], true[:4], strict=True):
         assert mine.dtype == dtype
-        assert relative(mine.float(), true) <= 1.1 * relative(twin.float(), true) + 1e-6
+        # the twin's backward rounds between rotation and norm, too
+        assert relative(mine.float(), right) <= 1.1 * relative(rounded.float(), right) + 1e-6
     if norm:
-        for mine, true in zip(got[2:], exact[2:], strict=True):
-            assert mine.dtype == torch.float32 and relative(mine, true) < 1e-4
+        for mine, right in zip(got[4:], true[4:], strict=True):
+            assert mine.dtype == torch.float32 and relative(mine, right) < 1e-4
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -116,8 +121,13 @@ def test_parts_of_a_wider_product(dtype):
             layers.rms_norm_forward_torch(x, weight, 1e-6, None)[:1],
             dtype,
         )
-    given = (q, k, weight, weight, 1e-6, angles.cos(), angles.sin())
-    close(heads.heads_forward(*given), heads.heads_forward_torch(*given), dtype)
+    given = (weight, weight, 1e-6, angles.cos(), angles.sin())
+    for mine, whole in zip(
+        heads.heads_forward(q, k, *given),
+        heads.heads_forward(q.contiguous(), k.contiguous(), *given),
+        strict=True,
+    ):
+        assert torch.equal(mine, whole)
     gate, up = randn(77, 2 * 1536, dtype=dtype).chunk(2, -1)
     close([layers.swiglu_forward(gate, up)], [layers.swiglu_forward_torch(gate, up)], dtype)
 
