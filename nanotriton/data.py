@@ -28,9 +28,11 @@ class Batch:
 
     def to(self, device: torch.device | str) -> "Batch":
         """The same batch on a device."""
-        moved = dict(vars(self))
+        device, moved = torch.device(device), dict(vars(self))
         for name, value in moved.items():
             if isinstance(value, torch.Tensor):
+                # a copy from other memory would wait until the GPU has done all that was asked of it before
+                value = value.pin_memory() if device.type == "cuda" else value
                 moved[name] = value.to(device, non_blocking=True)
         return Batch(**moved)
 
