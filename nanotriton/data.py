@@ -28,13 +28,20 @@ class Batch:
 
     def to(self, device: torch.device | str) -> "Batch":
         """The same batch on a device."""
-        device, moved = torch.device(device), dict(vars(self))
+        moved = dict(vars(self))
         for name, value in moved.items():
             if isinstance(value, torch.Tensor):
-                # a copy from other memory would wait until the GPU has done all that was asked of it before
-                value = value.pin_memory() if device.type == "cuda" else value
-                moved[name] = value.to(device, non_blocking=True)
+                moved[name] = to_device(value, device)
         return Batch(**moved)
+
+
+def to_device(x: torch.Tensor, device: torch.device | str) -> torch.Tensor:
+    """A CPU tensor on a device, without waiting for it.
+
+    From memory that is not pinned, a copy waits until the GPU has done all that was asked of it before.
+    """
+    pinned = x.pin_memory() if torch.device(device).type == "cuda" else x
+    return pinned.to(device, non_blocking=True)
 
 
 def pack(sequences: Sequence[tuple[list[int], list[int]]]) -> Batch:
