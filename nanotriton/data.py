@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain
 
 import torch
 
@@ -31,8 +31,17 @@ class Batch:
         moved = dict(vars(self))
         for name, value in moved.items():
             if isinstance(value, torch.Tensor):
-                moved[name] = value.to(device, non_blocking=True)
+                moved[name] = to_device(value, device)
         return Batch(**moved)
+
+
+def to_device(x: torch.Tensor, device: torch.device | str) -> torch.Tensor:
+    """A CPU tensor on a device, without waiting for it.
+
+    From memory that is not pinned, a copy waits until the GPU has done all that was asked of it before.
+    """
+    pinned = x.pin_memory() if torch.device(device).type == "cuda" else x
+    return pinned.to(device, non_blocking=True)
 
 
 def pack(sequences: Sequence[tuple[list[int], list[int]]]) -> Batch:
@@ -40,28 +49,27 @@ def pack(sequences: Sequence[tuple[list[int], list[int]]]) -> Batch:
 
     pack([([5, 6], [7, 8])]) has ids [5, 6, 7, 8], where [1, 2] and targets [7, 8]: place 1 predicts token 7.
     """
-    ids, positions = [], []  # [T]
-    where, targets, rows = [], [], []  # [N]
-    ends = [0]  # [B+1]
-    for row, (prompt, completion) in enumerate(sequences):
+    for row, (prompt, _) in enumerate(sequences):
         if not prompt:
             raise ValueError(f"sequence {row} has an empty prompt: nothing predicts its first token")
-        start = len(ids)
-        ids += prompt + completion
-        positions += range(len(prompt) + len(completion))
-        where += range(start + len(prompt) - 1, len(ids) - 1)
-        targets += completion
-        rows += [row] * len(completion)
-        ends.append(len(ids))
-    longest = max(end - start for start, end in pairwise(ends))
+    prompts = torch.tensor([len(prompt) for prompt, _ in sequences])  # [B] tokens
+    completions = torch.tensor([len(completion) for _, completion in sequences])  # [B]
+    lengths = prompts + completions
+    ends = lengths.cumsum(0)  # [B]
+    ids = torch.tensor(list(chain.from_iterable(chain(*pair) for pair in sequences)))  # [T]
+    rows = torch.arange(len(sequences)).repeat_interleave(completions)  # [N]
+    # The first token of a completion is predicted one place before it, each further one a place later.
+    first = ends - completions - 1  # [B]
+    before = completions.cumsum(0) - completions  # [B] completion tokens of the sequences before
+    where = torch.arange(len(rows)) + (first - before)[rows]
     return Batch(
-        ids=torch.tensor(ids),
-        positions=torch.tensor(positions),
-        cu_seqlens=torch.tensor(ends, dtype=torch.int32),
-        max_seqlen=longest,
-        where=torch.tensor(where),
-        targets=torch.tensor(targets),
-        rows=torch.tensor(rows),
+        ids=ids,
+        positions=torch.arange(len(ids)) - (ends - lengths).repeat_interleave(lengths),
+        cu_seqlens=torch.cat([ends.new_zeros(1), ends]).int(),
+        max_seqlen=int(lengths.max()),
+        where=where,
+        targets=ids[where + 1],
+        rows=rows,
     )
 
 
@@ -75,6 +83,13 @@ def score(
     """
 
     def head(hidden: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return token_logprobs(hidden[batch.where], weight, batch.targets, temperature, valid_vocab)
+        return token_logprobs(
+            hidden[batch.where],
+            weight,
+            batch.targets,
+            temperature,
+            valid_vocab,
+            keep_logits=model.keep_logits,
+        )
 
     return model(batch.ids, batch.positions, packed(batch.cu_seqlens, batch.max_seqlen), head)

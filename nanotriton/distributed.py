@@ -98,6 +98,7 @@ def empty(
     reshard: bool = False,
     recompute: int = 0,
     defer: bool = False,
+    keep_logits: bool = False,
     rank: int = 0,
 ) -> Transformer:
     """A sharded model on world.device whose values are whatever was in memory.
@@ -109,15 +110,17 @@ def empty(
         if rank:
             lora.adapt(model, rank)
     model.checkpoint_layers = recompute
+    model.keep_logits = keep_logits
     return shard(model, world, reshard, defer).to_empty(device=world.device)
 
 
 class MemoryPlan(NamedTuple):
-    """The ways in which a model saves memory in training. Each costs time."""
+    """The ways in which a model saves memory in training, or spends it. Saving costs time."""
 
     reshard: bool = False  # gather a layer's parameters for every pass, and not once an optimizer step
     recompute: int = 0  # layers that compute their activations again in the backward, and keep their input
-    defer: bool = False  # no saving: keep the root's gradients whole, and reduce them once an optimizer step
+    defer: bool = False  # spends: keep the root's gradients whole, and reduce them once an optimizer step
+    keep_logits: bool = False  # spends: keep the head's logits, whose backward would make them again
 
 
 def memory_plan(
@@ -137,7 +140,7 @@ def memory_plan(
     2, unless they are gathered for every pass; adam8 takes 6. Activations: everything that the backward of
     each layer needs. Of a layer that is recomputed, its input only, and the rest of one at a time: as many
     are as it takes for the others to fit. The head takes its fp32 gradient, that in bf16, and 1.25 GB of
-    logits. In GB, of an 8B and 16,384 tokens:
+    logits, or all of them where that makes nothing else dearer. In GB, of an 8B and 16,384 tokens:
 
                                   4 GPUs, adamw, sampler       1 GPU, adam8, sampler shares
         state                     32.8 + 16.4 (the sampler's)  16.4 parameters + 16.4 gradients + 16.6 moments
@@ -170,13 +173,16 @@ def memory_plan(
     two_layers = 4 * layer  # gathered for every pass: one in use, one on its way
     kept = activation_bytes(config, tokens) + (2 * layer if rank else 0)  # of a layer
     whole_root = 4 * (parameters - layers)  # fp32 gradients of embedding and head
+    logits = 4 * config.vocab_size * tokens
 
     def fits(choice: MemoryPlan) -> bool:
         again = choice.recompute
         whole = config.num_hidden_layers - again + (again > 0)  # one of the recomputed at a time
         need = whole * kept + again * 2 * config.hidden_size * tokens
         need += two_layers if choice.reshard else gathered
-        return state + need + (whole_root if choice.defer else 0) < memory
+        need += whole_root if choice.defer else 0
+        need += logits if choice.keep_logits else 0
+        return state + need < memory
 
     choices = memory_plans(config.num_hidden_layers, sharded)
     return next(filter(fits, choices), choices[-1])
@@ -190,6 +196,8 @@ def memory_plans(layers: int, sharded: bool) -> list[MemoryPlan]:
             for defer in (True, False):
                 if (reshard or defer) and not sharded:
                     continue  # one GPU has nothing to gather or to reduce
+                if counts == [0]:  # a layer's activations are less, and cost more to make again
+                    found.append(MemoryPlan(reshard, 0, defer, keep_logits=True))
                 found += [MemoryPlan(reshard, again, defer) for again in counts]
     return found
 
@@ -204,7 +212,7 @@ def layer_parameters(config: ModelConfig) -> int:
 def activation_bytes(config: ModelConfig, tokens: int) -> int:
     """Bytes of bf16 activations that one layer saves for the backward of `tokens` tokens.
 
-    The attributes of the functions in kernels/layers.py say which. The first of them is the layer's input.
+    What the functions in kernels/layers.py and heads.py save says which. The first is the layer's input.
     """
     heads = config.head_dim * (config.num_attention_heads + config.num_key_value_heads)
     return 2 * (5 * config.hidden_size + 3 * heads + 3 * config.intermediate_size) * tokens

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from nanotriton import grpo
-from nanotriton.data import Batch, pack
+from nanotriton.data import Batch, pack, to_device
 from nanotriton.rollout import Episode
 from nanotriton.tasks.task import Task
 from nanotriton.world import World
@@ -59,20 +59,19 @@ def microbatch(rows: list[Row], device: torch.device) -> MicroBatch:
     """These rows, or the empty one, as tensors."""
     rows = rows or [EMPTY]
     episodes = [row.episode for row in rows]
-    packed = pack([(e.prompt_ids, e.ids) for e in episodes]).to(device)
-    seq_ids = packed.rows
-    copies = torch.tensor([float(len(row.equals)) for row in rows], device=device)[seq_ids]
-    return MicroBatch(
-        rows,
-        packed,
-        seq_ids,
-        copies,
+    packed = pack([(e.prompt_ids, e.ids) for e in episodes])
+    copies = torch.tensor([float(len(row.equals)) for row in rows])[packed.rows]
+    tensors = dict(
+        seq_ids=packed.rows,
+        copies=copies,
         mask=copies > 0,
-        taught=torch.tensor([e.taught for e in episodes], device=device)[seq_ids],
-        advantage=torch.tensor([e.advantage for e in episodes], device=device)[seq_ids],
-        sampled=torch.tensor(list(chain(*(e.logprobs for e in episodes))), device=device),
-        old=torch.tensor(list(chain(*(e.old or e.logprobs for e in episodes))), device=device),
+        taught=torch.tensor([e.taught for e in episodes])[packed.rows],
+        advantage=torch.tensor([e.advantage for e in episodes])[packed.rows],
+        sampled=torch.tensor(list(chain(*(e.logprobs for e in episodes)))),
+        old=torch.tensor(list(chain(*(e.old or e.logprobs for e in episodes)))),
     )
+    moved = {name: to_device(x, device) for name, x in tensors.items()}
+    return MicroBatch(rows, packed.to(device), **moved)
 
 
 @dataclass

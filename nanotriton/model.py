@@ -19,7 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from nanotriton.kernels.layers import norm_and_rotate, rms_norm, swiglu
+from nanotriton.kernels.heads import norm_and_rotate
+from nanotriton.kernels.layers import rms_norm, swiglu
 from nanotriton.model_config import ModelConfig, ModelError  # noqa: F401, users have both from here
 
 # attend(layer, q [T, H, D], k [T, Hkv, D], v [T, Hkv, D]) -> [T, H, D]
@@ -220,6 +221,7 @@ class Transformer(nn.Module):
     `compute_dtype` is what the forward computes in, with norms, RoPE and softmax in fp32 inside.
 
     The first `checkpoint_layers` layers keep one tensor each and recompute the rest in the backward.
+    `keep_logits` tells a head that there is memory to keep its logits for the backward.
     """
 
     def __init__(self, config: ModelConfig, compute_dtype: torch.dtype = torch.float32):
@@ -227,6 +229,7 @@ class Transformer(nn.Module):
         self.config = config
         self.compute_dtype = compute_dtype
         self.checkpoint_layers = 0
+        self.keep_logits = False
         self.model = nn.ModuleDict(
             {
                 "embed_tokens": nn.Embedding(config.vocab_size, config.hidden_size),

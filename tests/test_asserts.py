@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from nanotriton.executor.judge.asserts import Asserts
+from nanotriton.executor.judge.task.asserts import Asserts
 
 X, ROWS, P = torch.randn(5, 6), torch.randn(5, 7), torch.rand(5, 6)
 LABELS = (P > 0.5).float()

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from nanotriton.executor.judge.fairness import nudges
-from nanotriton.executor.judge.reference import Reference
-from nanotriton.executor.judge.values import FLOOR
+from nanotriton.executor.judge.comparison.values import FLOOR
+from nanotriton.executor.judge.reference.reference import Reference
+from nanotriton.executor.judge.trials.fairness import nudges
 from tests.test_draws import accepted_by_many, check, refused, task
 
 HALF = "torch.randn(20, 33, dtype=torch.bfloat16)"
@@ -37,7 +37,7 @@ CASTS = {
 @pytest.mark.parametrize("inputs, forward, exactly", CASTS.values(), ids=CASTS)
 def test_the_twin_is_in_float64(inputs, forward, exactly):
     reference = Reference(task(forward, inputs))
-    (x,) = reference.inputs("plain", 5)
+    (x,) = reference.inputs.draw("plain", 5)
     found = reference.answer("plain", 5, 5).exact
     assert found.dtype == torch.float64
     assert torch.allclose(found, exactly(x.double()), rtol=1e-5 if "0." in forward else 1e-12, atol=1e-4)
@@ -77,7 +77,7 @@ def test_angles_may_have_another_kernels_rounding():
         return forward
 
     reference = Reference(task(EMBEDDING, "torch.randint(0, 4000, (80,))", head="import math"))
-    x = reference.inputs("plain", 5)[0]
+    x = reference.inputs.draw("plain", 5)[0]
     wanted = reference.answer("plain", 5, 5).exact
     assert (embedding(1.0)(None, x) - wanted).abs().max() > 2 * FLOOR[torch.float32]
     accepted_by_many(reference, embedding(1.0))

@@ -9,13 +9,13 @@ import torch.nn.functional as F
 
 from nanotriton.executor import Executor
 from nanotriton.executor.common.construct import seed_from
-from nanotriton.executor.judge.compare import Answer, breaks_down, compare
-from nanotriton.executor.judge.fairness import Question, compare_fairly
-from nanotriton.executor.judge.kinds import Trial
-from nanotriton.executor.judge.reference import Reference
-from nanotriton.executor.judge.trial import judge_trial
-from nanotriton.executor.judge.twin import beside
-from nanotriton.executor.judge.values import Precision
+from nanotriton.executor.judge.comparison.compare import Answer, breaks_down, compare
+from nanotriton.executor.judge.comparison.values import Precision
+from nanotriton.executor.judge.inputs.kinds import Trial
+from nanotriton.executor.judge.reference.reference import Reference
+from nanotriton.executor.judge.reference.twin import beside
+from nanotriton.executor.judge.trials.fairness import Question, compare_fairly
+from nanotriton.executor.judge.trials.trial import judge_trial
 from nanotriton.plan.facts import overlaps_itself
 from nanotriton.verdict import Fault, ValueFault
 from tests.test_judge import task, verdict
@@ -106,7 +106,7 @@ def test_a_variance_in_one_pass_is_right_where_the_mean_is_small(draw):
         return var[:, 0] * (500 / 499), (x - mean) * torch.rsqrt(var + 1e-5), x.logsumexp(1)
 
     for number in range(6):
-        trial = Trial(reference.before, seed_from("one pass", number), 1)
+        trial = Trial(reference.findings.before, seed_from("one pass", number), 1)
         judge_trial(reference, trial, lambda inputs, seed: (candidate(None, *inputs), {}))
         assert verdict(reference, candidate, b"one pass %d" % number) == "correct"
 
@@ -238,7 +238,7 @@ def gated(model, x, y, scale=0.002):
 def test_a_residual_hides_no_branch():
     reference = Reference(GATED)
     assert verdicts(reference, gated) == {"correct"}
-    assert set(reference.faint) > {"fc.weight", 1}
+    assert set(reference.findings.faint) > {"fc.weight", 1}
     assert verdicts(reference, lambda m, x, y: x.clone()) == {"wrong_value"}
     assert verdicts(reference, lambda m, x, y: gated(m, x, y, 0.0005)) == {"wrong_value"}
 
@@ -255,7 +255,7 @@ MIXED = task(
 def test_a_module_that_insists_on_a_dtype_has_a_twin():
     reference = Reference(MIXED)
     answer = reference.answer("plain", 3, 3)
-    x, w = reference.inputs("plain", 3)[0].double(), reference.build(3).w.double()
+    x, w = reference.inputs.draw("plain", 3)[0].double(), reference.modules.build(3).w.double()
     assert torch.allclose(answer.exact, F.silu(x @ w.T).mean(1, keepdim=True) * x, rtol=1e-12, atol=1e-12)
     assert 1e-7 < (answer.own - answer.exact).abs().max() < 1e-2
 
@@ -292,8 +292,8 @@ def test_a_trial_on_which_the_reference_breaks_down_does_not_count():
     # the variance in one pass: where the inputs lie near 30,000 it is noise
     forward = "return torch.relu(x - x.mean()) + (x * x).mean() - x.mean() ** 2"
     reference = Reference(task(forward, "torch.rand(40, 50)"))
-    (trial, *_), inputs = reference.trials(b"one", "candidate"), reference.inputs
-    reference.inputs = lambda kind, seed: [t + 30_000.3 for t in inputs(kind, seed)]
+    (trial, *_), inputs = reference.trials(b"one", "candidate"), reference.inputs.draw
+    reference.inputs.draw = lambda kind, seed: [t + 30_000.3 for t in inputs(kind, seed)]
     far = lambda given, seed: (torch.full_like(given[0], 1e6), {})
     assert judge_trial(reference, replace(trial, kind="scaled"), far) is None
     with pytest.raises(Fault):
@@ -323,7 +323,7 @@ def test_fp32_sums_earn_more_the_longer_they_are():
         compare(near, Answer(own, exact, None, None, precision=Precision(1000)))
     compare(near, Answer(own, exact, None, None, precision=Precision(1_000_000)))
     reference = Reference(task("return x.sum() + (x @ x.T).trace()", "torch.rand(3, 700)"))
-    assert reference.facts.length == 2100
+    assert reference.findings.facts.length == 2100
 
 
 # ---- ties ----

@@ -12,7 +12,7 @@ import pytest
 from nanotriton.executor.common.card import DEFAULT
 from nanotriton.executor.gpu import compile_server, compiler
 from nanotriton.executor.gpu.compiler import Binary
-from nanotriton.executor.judge.job import check_ended
+from nanotriton.executor.judge.candidate.job import check_ended
 from nanotriton.executor.sandbox import files, sandbox, servers
 from nanotriton.executor.sandbox.protocol import Ended, Report
 from nanotriton.executor.sandbox.servers import CompileServers

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from nanotriton.executor.judge.configurations import MOST
+from nanotriton.executor.judge.trials.configurations import MOST
 from nanotriton.plan.plan import Choice
 from nanotriton.tasks.task import Task
 from tests.recording import record

@@ -23,6 +23,7 @@ SOURCES = sorted(file for name in ("nanotriton", "bench", "tests") for file in (
 STARTS = (ROOT, ROOT / "docs", ROOT / "nanotriton", ROOT / "nanotriton" / "executor")
 WINGS = ["plan", "rules", "executor"]
 WINGS += [f"executor/{name}" for name in ("child", "judge", "replay", "sandbox", "gpu", "common", "ttir")]
+JUDGE = ["task", "inputs", "comparison", "reference", "trials", "candidate"]
 SNIPPET = re.compile(r"^```python runnable\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -201,8 +202,15 @@ def test_a_wing_opens_with_a_page(wing):
     page = ast.get_docstring(ast.parse((ROOT / "nanotriton" / wing / "__init__.py").read_text()))
     for heading in ("Who runs here.", "What it trusts.", "Who may import it."):
         assert heading in page
-    files = (ROOT / "nanotriton" / wing).glob("*.py")
-    assert [file.name for file in files if file.name not in page and file.name != "__init__.py"] == []
+
+
+@pytest.mark.parametrize("folder", [*WINGS, *(f"executor/judge/{name}" for name in JUDGE)])
+def test_a_folder_opens_with_a_list_of_what_lies_in_it(folder):
+    there = ROOT / "nanotriton" / folder
+    page = ast.get_docstring(ast.parse((there / "__init__.py").read_text()))
+    names = [file.name for file in there.glob("*.py") if file.name != "__init__.py"]
+    names += [f"{file.parent.name}/" for file in there.glob("*/__init__.py")]
+    assert [name for name in names if not re.search(rf"(?<![\w/]){re.escape(name)}", page)] == []
 
 
 # ---- snippets

@@ -4,10 +4,10 @@ import torch
 from torch import nn
 
 from nanotriton.executor.common.construct import copied
-from nanotriton.executor.judge.calls import Calls
-from nanotriton.executor.judge.drawn import MOST_BYTES, MOST_DRAWS, Drawn
-from nanotriton.executor.judge.reference import Reference
-from nanotriton.executor.judge.runner import Begun, Runner
+from nanotriton.executor.judge.candidate.runner import Begun, Runner
+from nanotriton.executor.judge.reference.drawn import MOST_BYTES, MOST_DRAWS, Drawn
+from nanotriton.executor.judge.reference.reference import Reference
+from nanotriton.executor.judge.trials.calls import Calls
 from tests.test_draws import task
 
 
@@ -43,9 +43,9 @@ def test_only_the_last_draws_stay_and_small_ones():
 def test_a_reference_that_writes_to_its_inputs_meets_them_as_they_were_drawn():
     reference = Reference(task("x.mul_(2); return x + 1", "torch.randn(9, 5)"))
     one, other = (reference.answer("plain", 5, 5).own for _ in range(2))
-    x = reference.inputs("plain", 5)[0]
+    x = reference.inputs.draw("plain", 5)[0]
     assert torch.equal(one, other) and torch.equal(one, x * 2 + 1)
-    assert torch.equal(x, reference.draw_anew("plain", 5)[0])
+    assert torch.equal(x, reference.inputs.given_anew("plain", 5)[0])
 
 
 def test_a_copy_of_a_module_is_one_of_its_own():

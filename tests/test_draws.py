@@ -5,12 +5,12 @@ import pytest
 import torch
 
 from nanotriton.executor.common.training import every_parameter, parameters_of, train_
-from nanotriton.executor.judge import draws, moves
-from nanotriton.executor.judge.calls import Calls, calls_of, judge_calls
-from nanotriton.executor.judge.constants import NAMED
-from nanotriton.executor.judge.kinds import MOVED, OTHER_NUMBERS
-from nanotriton.executor.judge.reference import Reference
-from nanotriton.executor.judge.trial import judge_trial
+from nanotriton.executor.judge.inputs import draws, moves, stress
+from nanotriton.executor.judge.inputs.kinds import MOVED, OTHER_NUMBERS
+from nanotriton.executor.judge.reference.constants import NAMED
+from nanotriton.executor.judge.reference.reference import Reference
+from nanotriton.executor.judge.trials.calls import Calls, calls_of, judge_calls
+from nanotriton.executor.judge.trials.trial import judge_trial
 from nanotriton.plan.trees import identical
 from nanotriton.tasks.task import Task
 from nanotriton.verdict import Fault
@@ -53,7 +53,7 @@ def judge(reference, trials, candidate, twice=True):
 
     def run(inputs, weights):
         with torch.no_grad():
-            return candidate(reference.build(weights), *inputs), {}
+            return candidate(reference.modules.build(weights), *inputs), {}
 
     for trial in trials:
         judge_trial(reference, trial, run)
@@ -101,41 +101,41 @@ def check(source, right, wrong):
 # ---- each step of a kind ----
 
 
-@pytest.mark.parametrize("kind", draws.KINDS)
+@pytest.mark.parametrize("kind", stress.KINDS)
 def test_a_kind_repeats_for_its_seed_and_leaves_integers_alone(kind):
     def draw(seed):
         x = torch.rand(9, 40, generator=torch.Generator().manual_seed(1))
-        draws.distort(x, kind, torch.Generator().manual_seed(seed))
+        stress.distort(x, kind, torch.Generator().manual_seed(seed))
         return x
 
     assert identical([draw(3)], [draw(3)])
     assert identical([draw(3)], [draw(4)]) == (kind == "plain")
     whole = torch.arange(6)
-    draws.distort(whole, kind, torch.Generator().manual_seed(1))
+    stress.distort(whole, kind, torch.Generator().manual_seed(1))
     assert torch.equal(whole, torch.arange(6))
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (5,), (1, 7), (3, 1, 4), (0, 3)])
-@pytest.mark.parametrize("kind", draws.KINDS)
+@pytest.mark.parametrize("kind", stress.KINDS)
 def test_a_kind_takes_any_shape(kind, shape):
     for dtype in (torch.float64, torch.float32, torch.float16):
-        draws.distort(torch.ones(shape, dtype=dtype), kind, torch.Generator().manual_seed(1))
+        stress.distort(torch.ones(shape, dtype=dtype), kind, torch.Generator().manual_seed(1))
         zeros = torch.zeros(shape, dtype=dtype)
-        draws.distort(zeros, kind, torch.Generator().manual_seed(1))
+        stress.distort(zeros, kind, torch.Generator().manual_seed(1))
         assert kind in ("wild", "holes") or not zeros.isnan().any()
 
 
-@pytest.mark.parametrize("kind", sorted(set(draws.KINDS) - {"wild", "infinite", "holes"}))
+@pytest.mark.parametrize("kind", sorted(set(stress.KINDS) - {"wild", "infinite", "holes"}))
 def test_fp16_has_room_for_what_a_kind_makes_large(kind):
     for seed in range(40):
         x = torch.randn(4, 40, 64, generator=torch.Generator().manual_seed(seed)).half()
-        draws.distort(x, kind, torch.Generator().manual_seed(seed))
+        stress.distort(x, kind, torch.Generator().manual_seed(seed))
         assert x.isfinite().all()
 
 
 def test_what_does_not_differ_is_sunk_too():
     same = torch.ones(4, 5, dtype=torch.float16)
-    draws.sink(same, draws.Luck(torch.Generator(), same.device))
+    stress.sink(same, stress.Luck(torch.Generator(), same.device))
     assert (same < -200).all() and torch.isfinite(same).all()
 
 
@@ -157,7 +157,7 @@ def test_what_each_kind_is_for():
     tied = stressed("tied", normal)
     assert ((tied * 64 == (tied * 64).round()).float().mean() > 0.2) and (tied * 2 % 2 == 1).any()
     edges = stressed("edges", lambda: torch.rand(40, 60))
-    assert all((edges == value).any() for value in (0, 0.5, 1)) and draws.within(edges, 0, 1)
+    assert all((edges == value).any() for value in (0, 0.5, 1)) and stress.within(edges, 0, 1)
     assert torch.equal(stressed("edges", lambda: torch.randn(40)), stressed("plain", lambda: torch.randn(40)))
     scaled = stressed("scaled", normal)
     assert (scaled >= 0).all(0).any() and (scaled >= 0).all(1).any()
@@ -217,8 +217,8 @@ def test_labels_become_soft():
         lambda m, x, y: torch.where(y > 0.5, (x - 1).square(), x.square()).mean(1),
     )
     trial = reference.trials(b"s", "")[2]
-    labels = reference.inputs(trial.kind, trial.inputs)[1]
-    assert draws.within(labels, 0, 1) and (labels == 1).any() and ((labels > 0) & (labels < 1)).any()
+    labels = reference.inputs.draw(trial.kind, trial.inputs)[1]
+    assert stress.within(labels, 0, 1) and (labels == 1).any() and ((labels > 0) & (labels < 1)).any()
 
 
 # ---- one sign, NaN, bounded domains, ties ----
@@ -228,7 +228,7 @@ def test_labels_become_soft():
 @pytest.mark.parametrize("seed", range(4))
 def test_some_columns_lie_apart(n, above, seed):
     x = torch.zeros(50, n).uniform_(-1, 1, generator=torch.Generator().manual_seed(seed))
-    draws.apart(x, draws.Luck(torch.Generator().manual_seed(seed), x.device))
+    stress.apart(x, stress.Luck(torch.Generator().manual_seed(seed), x.device))
     assert int((x.mean(0) > 0.6).sum()) == int((x.mean(0) < -0.6).sum()) == above
 
 
@@ -278,7 +278,7 @@ def test_tasks_that_look_for_nan_or_infinity_meet_it(forward, wrong):
 
 
 def test_other_tasks_meet_no_nan():
-    kinds = Reference(task("return torch.tanh(x)", "torch.randn(30, 20)")).kinds
+    kinds = Reference(task("return torch.tanh(x)", "torch.randn(30, 20)")).findings.kinds
     assert not kinds & {"wild", "holes", "infinite"}
 
 
@@ -290,7 +290,7 @@ def test_probabilities_reach_their_edges():
         lambda m, x: -(torch.xlogy(x, x) + torch.xlogy(1 - x, 1 - x)),
         lambda m, x: -(x * x.log() + (1 - x) * (1 - x).log()),
     )
-    assert "edges" in reference.kinds and "scaled" not in reference.kinds
+    assert "edges" in reference.findings.kinds and "scaled" not in reference.findings.kinds
 
 
 @pytest.mark.parametrize(
@@ -331,11 +331,13 @@ def test_what_is_rounded_may_be_larger_than_an_integer(name, dtype):
 def test_what_becomes_an_integer_stays_small():
     """Beyond its range a cast gives anything, and so does the rest of a large quotient."""
     for forward in ("return torch.floor(x * 9).int()", "return torch.floor(x) + torch.remainder(x, 0.3)"):
-        assert "beyond" not in Reference(task(forward, "torch.randn(30, 20)")).kinds
+        assert "beyond" not in Reference(task(forward, "torch.randn(30, 20)")).findings.kinds
 
 
 def test_elements_that_may_be_sorted_in_any_order_do_not_tie():
-    kinds = Reference(task("return torch.topk(x, 3)[1] + (x[:, :3] > 0).long()", "torch.randn(20, 30)")).kinds
+    kinds = Reference(
+        task("return torch.topk(x, 3)[1] + (x[:, :3] > 0).long()", "torch.randn(20, 30)")
+    ).findings.kinds
     assert not kinds & {"tied", "padded", "edges"}
 
 
@@ -360,9 +362,9 @@ WINDOW = "torch.ones(24, 24).tril().triu(-5).bool()"
 )  # fmt: skip
 def test_constant_arguments_are_moved(inputs, forward, wrong):
     reference = Reference(task(forward, inputs, "x, y"))
-    assert reference.unvaried == [] and list(reference.moves.ways) == [1]
+    assert reference.findings.unvaried == [] and list(reference.findings.moves.ways) == [1]
     assert refused(reference, wrong)
-    assert not refused(reference, reference.names["Model"].forward)
+    assert not refused(reference, reference.code.names["Model"].forward)
 
 
 FITTING = """def parts(x, offsets, lengths):
@@ -374,18 +376,20 @@ FITTING = """def parts(x, offsets, lengths):
 def test_arguments_that_have_to_fit_each_other_are_not_moved_apart(rows):
     draw = f"torch.randn({rows}, 9), torch.tensor([0, 2, 5, 9]), torch.tensor([2, 3, 4])"
     reference = Reference(task("return parts(x, y, z)", draw, "x, y, z", head=FITTING))
-    assert not reference.moves and reference.unvaried == ["inputs[1]", "inputs[2]"]
+    assert not reference.findings.moves and reference.findings.unvaried == ["inputs[1]", "inputs[2]"]
 
 
 def test_what_cannot_be_moved_is_named():
     reference = Reference(
         task("return F.softmax(x, dim=y) if z else x", "torch.randn(4, 20), -1, '+'", "x, y, z")
     )
-    assert reference.unvaried == ["inputs[1]", "inputs[2]"]
+    assert reference.findings.unvaried == ["inputs[1]", "inputs[2]"]
     drawn = Reference(task("return x + y", "torch.randn(4, 20), torch.zeros(4, 20)", "x, y"))
-    assert drawn.unvaried == []
+    assert drawn.findings.unvaried == []
     many = Reference(task("return x + len(y)", "torch.randn(4, 20), ['word'] * 9000", "x, y"))
-    assert many.unvaried == [f"inputs[1][{i}]" for i in range(NAMED)]  # a verdict is no longer for more words
+    assert many.findings.unvaried == [
+        f"inputs[1][{i}]" for i in range(NAMED)
+    ]  # a verdict is no longer for more words
 
 
 def test_numbers_of_a_constructor_are_moved_in_a_recording_of_their_own():
@@ -398,7 +402,10 @@ def test_numbers_of_a_constructor_are_moved_in_a_recording_of_their_own():
     assert (
         moved.kind == MOVED + "tied" and moved.weights & OTHER_NUMBERS and trials[0].weights < OTHER_NUMBERS
     )
-    assert reference.build(moved.weights).c == 0.25 and reference.build(trials[0].weights).c == 0.1
+    assert (
+        reference.modules.build(moved.weights).c == 0.25
+        and reference.modules.build(trials[0].weights).c == 0.1
+    )
     assert reference.described(moved.weights)[1] != reference.described(trials[0].weights)[1]
     assert refused(reference, lambda m, x: torch.floor(x / m.c + 0.5).int())
     assert refused(reference, lambda m, x: torch.round(x / 0.1).int())
@@ -409,8 +416,8 @@ def test_a_draw_that_the_task_keeps_is_not_written_to():
     reference = Reference(
         task("return x * y", "torch.randn(6, 6), KEPT", "x, y", head="KEPT = torch.ones(6, 6).tril()")
     )
-    reference.inputs(MOVED + "scaled", 3)
-    assert torch.equal(reference.names["KEPT"], torch.ones(6, 6).tril())
+    reference.inputs.draw(MOVED + "scaled", 3)
+    assert torch.equal(reference.code.names["KEPT"], torch.ones(6, 6).tril())
 
 
 def test_moves_keep_what_a_kernel_relies_on():
@@ -560,9 +567,9 @@ def test_a_tied_weight_is_one(executors):
 def test_a_module_is_built_alike_while_its_calls_are_counted():
     """Where torch's functions are watched, nn.init calls itself once more; a constant would be moved once more."""
     reference = Reference(task("return self.act(x)", "torch.randn(5, 20)", init="self.act = nn.PReLU()"))
-    first = reference.build(3).act.weight
-    reference.forget_weights()
-    assert torch.equal(first, reference.build(3).act.weight)
+    first = reference.modules.build(3).act.weight
+    reference.modules.forget()
+    assert torch.equal(first, reference.modules.build(3).act.weight)
 
 
 # ---- complex numbers ----

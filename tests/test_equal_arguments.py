@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from nanotriton.executor.judge import moves
-from nanotriton.executor.judge.kinds import MOVED, OTHER_NUMBERS
-from nanotriton.executor.judge.reference import Reference
+from nanotriton.executor.judge.inputs import moves
+from nanotriton.executor.judge.inputs.kinds import MOVED, OTHER_NUMBERS
+from nanotriton.executor.judge.reference.reference import Reference
 from tests.test_draws import refused, task
 
 TWICE = "*[torch.randn(7, 12)] * 2"
@@ -24,9 +24,9 @@ ARGUMENTS = {
 @pytest.mark.parametrize("inputs, forward, wrong, way", ARGUMENTS.values(), ids=ARGUMENTS)
 def test_equal_arguments_differ(inputs, forward, wrong, way):
     reference = Reference(task(forward, inputs, "x, y"))
-    assert reference.moves.ways == {1: way}
+    assert reference.findings.moves.ways == {1: way}
     assert refused(reference, wrong)
-    assert not refused(reference, reference.names["Model"].forward)
+    assert not refused(reference, reference.code.names["Model"].forward)
 
 
 def test_what_is_no_longer_expanded_takes_a_recording_of_its_own():
@@ -52,4 +52,4 @@ def test_a_matrix_that_must_be_the_other_one_stays():
     """The reference has no answer for two that differ."""
     inputs = "*(lambda t: (t, t.clone()))(torch.rand(5, 5))"
     reference = Reference(task("assert torch.equal(x, y); return x @ y", inputs, "x, y"))
-    assert reference.moves.ways == {}
+    assert reference.findings.moves.ways == {}

@@ -16,7 +16,7 @@ import pytest
 
 from nanotriton.executor import Executor, base
 from nanotriton.executor.common import probe
-from nanotriton.executor.judge.job import check_ended, not_its_own
+from nanotriton.executor.judge.candidate.job import check_ended, not_its_own
 from nanotriton.executor.processes import make_root
 from nanotriton.executor.sandbox import files, sandbox
 from nanotriton.executor.sandbox import zygote as zygotes

@@ -4,9 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from nanotriton.executor.judge import draws
-from nanotriton.executor.judge.faint import SIGMAS, SLOPE, regress
-from nanotriton.executor.judge.reference import Reference
+from nanotriton.executor.judge.inputs import stress
+from nanotriton.executor.judge.reference.reference import Reference
+from nanotriton.executor.judge.trials.faint import SIGMAS, SLOPE, regress
 from tests.test_draws import accepted_by_many, judge, refused, task
 
 
@@ -92,7 +92,7 @@ def test_two_faint_rows_never_meet():
     def documented(m, x, y):
         return (x * y).sum(1) / (x.norm(dim=1) * y.norm(dim=1)).clamp(min=1e-8)
 
-    assert reference.chosen(("faint",))
+    assert reference.findings.chosen(("faint",))
     accepted_by_many(reference, documented)
 
 
@@ -101,9 +101,9 @@ def test_what_is_faint_keeps_its_proportions(shape):
     seen = set()
     for seed in range(12):
         x = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-        draws.distort(x, "faint", torch.Generator().manual_seed(seed))
+        stress.distort(x, "faint", torch.Generator().manual_seed(seed))
         sizes = x.flatten(1).square().mean(1).sqrt() if x.dim() > 1 else x.abs()
-        seen |= {size for size in draws.FAINT if ((sizes > size / 3) & (sizes < size * 3)).any()}
+        seen |= {size for size in stress.FAINT if ((sizes > size / 3) & (sizes < size * 3)).any()}
         assert (sizes > 0.1).any()
     assert len(seen) == 3
 

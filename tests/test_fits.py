@@ -3,7 +3,7 @@
 import pytest
 
 from nanotriton.executor.executor import Executor
-from nanotriton.executor.judge.fits import doubtful, size_of
+from nanotriton.executor.judge.candidate.fits import doubtful, size_of
 from nanotriton.plan.plan import Kernel
 from nanotriton.tasks.task import Task
 from nanotriton.verdict import Verdict

@@ -5,9 +5,9 @@ import torch
 import torch.nn.functional as F
 
 from nanotriton.executor import Executor
-from nanotriton.executor.judge import marks
-from nanotriton.executor.judge.kinds import MOVED
-from nanotriton.executor.judge.reference import Reference
+from nanotriton.executor.judge.inputs import marks
+from nanotriton.executor.judge.inputs.kinds import MOVED
+from nanotriton.executor.judge.reference.reference import Reference
 from nanotriton.tasks.task import Task
 from tests.test_draws import refused, task
 
@@ -30,9 +30,9 @@ GIVEN = {
 @pytest.mark.parametrize("forward, init, given, wrong", GIVEN.values(), ids=GIVEN)
 def test_a_number_of_its_own_is_wrong(forward, init, given, wrong):
     reference = Reference(task(forward, "torch.randn(20, 6), torch.randn(20, 6)", "x, y", init, given))
-    assert reference.moves.init.keys() == {0}
+    assert reference.findings.moves.init.keys() == {0}
     assert refused(reference, wrong)
-    assert not refused(reference, reference.names["Model"].forward)
+    assert not refused(reference, reference.code.names["Model"].forward)
 
 
 SHAPES = {
@@ -47,7 +47,7 @@ SHAPES = {
 
 @pytest.mark.parametrize("forward, init, given", SHAPES.values(), ids=SHAPES)
 def test_an_integer_that_may_be_a_shape_stays(forward, init, given):
-    assert not Reference(task(forward, "torch.randn(6, 48)", "x", init, given)).moves.init
+    assert not Reference(task(forward, "torch.randn(6, 48)", "x", init, given)).findings.moves.init
 
 
 def unmarked(m, x, y):
@@ -67,8 +67,8 @@ MARKS = {
 def test_what_stands_for_none_comes(forward, init, given, wrong):
     reference = Reference(task(forward, DRAWN, "x, y", init, given))
     assert refused(reference, wrong)
-    assert not refused(reference, reference.names["Model"].forward)
-    assert int(reference.inputs(MOVED + "plain", 3)[1].min()) < 0
+    assert not refused(reference, reference.code.names["Model"].forward)
+    assert int(reference.inputs.draw(MOVED + "plain", 3)[1].min()) < 0
 
 
 def test_what_stands_for_none_is_another_one():
@@ -86,7 +86,7 @@ UNMARKED = {
 
 @pytest.mark.parametrize("forward", UNMARKED.values(), ids=UNMARKED)
 def test_what_stands_for_none_stays_away(forward):
-    y = Reference(task(forward, DRAWN, "x, y")).inputs(MOVED + "plain", 3)[1]
+    y = Reference(task(forward, DRAWN, "x, y")).inputs.draw(MOVED + "plain", 3)[1]
     assert int(y.min()) >= 0 and int(y.max()) < 12
 
 

@@ -13,11 +13,11 @@ import torch
 from nanotriton.executor.gpu import arena, driver, gpu, timing
 from nanotriton.executor.gpu.compiler import Binary
 from nanotriton.executor.gpu.locks import Turns
-from nanotriton.executor.judge import gpu_runner, process
-from nanotriton.executor.judge.gpu_runner import drop_refused
-from nanotriton.executor.judge.job import Job
-from nanotriton.executor.judge.measure import needed_bytes, reference_work
-from nanotriton.executor.judge.reference import Reference
+from nanotriton.executor.judge.candidate import gpu_runner, process
+from nanotriton.executor.judge.candidate.gpu_runner import drop_refused
+from nanotriton.executor.judge.candidate.job import Job
+from nanotriton.executor.judge.candidate.measure import needed_bytes, reference_work
+from nanotriton.executor.judge.reference.reference import Reference
 from nanotriton.executor.replay.backend import ReplayError
 from nanotriton.executor.replay.poison import Number, poison
 from nanotriton.executor.sandbox.protocol import Ended
@@ -181,7 +181,8 @@ def test_a_tuner_without_memory_ends_its_candidate_and_not_the_worker():
         stage=lambda *_: contextlib.nullcontext(),
     )
     runner = SimpleNamespace(replay=SimpleNamespace(tune=fails), by_name=lambda seed: {}, recorded=0)
-    reference = SimpleNamespace(inputs=lambda kind, seed: [], settle=lambda: None)
+    inputs, code = SimpleNamespace(draw=lambda kind, seed: []), SimpleNamespace(settle=lambda: None)
+    reference = SimpleNamespace(inputs=inputs, code=code)
     message = "CUDA out of memory. Tried to allocate 2 GiB"
     with pytest.raises(Fault) as fault:
         gpu_runner.tune(SimpleNamespace(timeout=1.0), worker, reference, runner)
@@ -362,7 +363,10 @@ def test_what_is_never_read_is_found_beside_a_gpu_in_millions_of_elements():
     x = torch.randn(3, 1_000_000)
     plan = record(SUM_WITH_A_HOLE, [x])
     runner = SimpleNamespace(
-        reference=SimpleNamespace(inputs=lambda kind, seed: [x], large_weights=lambda seed: {}),
+        reference=SimpleNamespace(
+            inputs=SimpleNamespace(draw=lambda kind, seed: [x]),
+            modules=SimpleNamespace(large_weights=lambda seed: {}),
+        ),
         plan=plan,
         recorded=0,
         replay=SimpleNamespace(chosen={}),
@@ -373,7 +377,7 @@ def test_what_is_never_read_is_found_beside_a_gpu_in_millions_of_elements():
     places = unread.of(tensor_ids(plan.inputs)[0]).flatten().nonzero().flatten()
     assert places.tolist() == list(range(900_000, 900_050))
     assert gpu_runner.GpuRunner.find_unread(runner, trial, worth=False) is None
-    runner.reference.inputs = lambda kind, seed: [x.expand(200, 3, 1_000_000)]
+    runner.reference.inputs.draw = lambda kind, seed: [x.expand(200, 3, 1_000_000)]
     # it would copy gigabytes in vain
     assert gpu_runner.GpuRunner.find_unread(runner, trial, worth=True) is None
 
@@ -409,7 +413,7 @@ def task(body: str) -> Reference:
 )
 def test_the_floor_counts_only_bytes_that_the_answer_needs(body, low, high):
     reference = task(body)
-    inputs = reference.inputs("plain", 0)
+    inputs = reference.inputs.draw("plain", 0)
     keep = [t.clone() for t in inputs]
     assert low <= needed_bytes(reference, inputs, 0) / inputs[0].nbytes <= high
     assert all(map(torch.equal, inputs, keep))
@@ -417,10 +421,10 @@ def test_the_floor_counts_only_bytes_that_the_answer_needs(body, low, high):
 
 def test_the_reference_is_timed_on_fresh_inputs():
     reference = task("x + y")
-    draws = [reference.inputs("plain", seed) for seed in (1, 2)]
+    draws = [reference.inputs.draw("plain", seed) for seed in (1, 2)]
     seen = []
     work = reference_work(reference, 0, draws)
-    reference.names["Model"].forward = lambda self, x, y: seen.append((x.clone(), y.clone()))
+    reference.code.names["Model"].forward = lambda self, x, y: seen.append((x.clone(), y.clone()))
     for i in range(3):
         work.before(i)
         work.run()

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from nanotriton.executor.executor import Executor
-from nanotriton.executor.judge.hints import hinted
+from nanotriton.executor.judge.candidate.hints import hinted
 from nanotriton.executor.replay.poison import poison, unwritten
 from nanotriton.tasks.task import Task
 from nanotriton.verdict import ValueFault

@@ -5,7 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-FILES = ["test_adam8.py", "test_decode.py", "test_layers.py", "test_logprob.py", "test_place.py"]
+FILES = [
+    "test_adam8.py",
+    "test_decode.py",
+    "test_heads.py",
+    "test_layers.py",
+    "test_logprob.py",
+    "test_place.py",
+]
 
 
 def test_the_kernels_equal_their_twins():

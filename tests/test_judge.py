@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from nanotriton.executor.common import construct
-from nanotriton.executor.judge import draws
-from nanotriton.executor.judge.compare import Answer, compare, kernelbench_allclose
-from nanotriton.executor.judge.kinds import Trial
-from nanotriton.executor.judge.reference import Reference
-from nanotriton.executor.judge.trial import judge_trial
+from nanotriton.executor.judge.comparison.compare import Answer, compare, kernelbench_allclose
+from nanotriton.executor.judge.inputs import stress
+from nanotriton.executor.judge.inputs.kinds import Trial
+from nanotriton.executor.judge.reference.reference import Reference
+from nanotriton.executor.judge.trials.trial import judge_trial
 from nanotriton.plan.trees import identical
 from nanotriton.tasks.task import Task
 from nanotriton.verdict import Fault, ValueFault
@@ -47,7 +47,7 @@ def verdict(reference: Reference, candidate, secret: bytes = b"secret") -> str:
         def run(inputs, seed):
             before = [x.clone() for x in inputs]
             with torch.no_grad():
-                out = candidate(reference.build(seed), *inputs)
+                out = candidate(reference.modules.build(seed), *inputs)
             return out, {
                 i: x for i, (x, y) in enumerate(zip(inputs, before, strict=True)) if not torch.equal(x, y)
             }
@@ -157,7 +157,7 @@ def test_pieces_haste_and_holes_change_no_verdict(seed, monkeypatch):
         if isinstance(whole, str)
         else masked == pytest.approx(whole)
     )
-    monkeypatch.setattr("nanotriton.executor.judge.values.CHUNK", 17)
+    monkeypatch.setattr("nanotriton.executor.judge.comparison.values.CHUNK", 17)
     assert judged(got, own, exact) == (whole if isinstance(whole, str) else pytest.approx(whole))
     assert (judged(got, own, exact, hurry=True) == "wrong") == isinstance(whole, str)
 
@@ -294,7 +294,7 @@ def test_what_is_right_on_non_negative_inputs_only_is_wrong(forward, shortcut):
 def test_stress_keeps_structure_and_integers():
     source = task("return x + y", "torch.tril(torch.rand(9, 9)), torch.randint(0, 5, (9, 9))", more=", y")
     reference = Reference(source)
-    plain, scaled = reference.inputs("plain", 7), reference.inputs("scaled", 7)
+    plain, scaled = reference.inputs.draw("plain", 7), reference.inputs.draw("scaled", 7)
     assert torch.equal(plain[1], scaled[1])
     assert not torch.equal(plain[0], scaled[0]) and torch.equal(scaled[0], torch.tril(scaled[0]))
     assert (scaled[0] < 0).any() and (plain[0] >= 0).all()
@@ -302,16 +302,16 @@ def test_stress_keeps_structure_and_integers():
 
 def test_stress_that_breaks_the_reference_is_left_out():
     reference = Reference(task("return torch.log(x)", "torch.rand(8, 33) + 0.1"))
-    assert reference.kinds == {"plain", "positive", "faint positive"}
+    assert reference.findings.kinds == {"plain", "positive", "faint positive"}
     assert {t.kind for t in reference.trials(b"s", "c")} == {"plain", "positive", "faint positive"}
 
 
 def test_draws_follow_the_seed_and_leave_torch_as_it_was():
     before = torch.rand, torch.Tensor.uniform_, torch.nn.init.ones_, torch.nn.Module.register_parameter
     reference = Reference(MATMUL)
-    for kind in draws.KINDS:
-        assert identical(reference.inputs(kind, 3), reference.inputs(kind, 3))
-        assert not torch.equal(reference.inputs(kind, 3)[0], reference.inputs(kind, 4)[0])
+    for kind in stress.KINDS:
+        assert identical(reference.inputs.draw(kind, 3), reference.inputs.draw(kind, 3))
+        assert not torch.equal(reference.inputs.draw(kind, 3)[0], reference.inputs.draw(kind, 4)[0])
     assert before == (
         torch.rand,
         torch.Tensor.uniform_,
@@ -337,9 +337,9 @@ def test_weights_at_their_initial_values_are_moved():
         by_hand.beta.data.zero_()
         settled(by_hand)
         settled(by_hand)  # what was moved stays
-    assert torch.equal(by_hand.scale, reference.build(5).norm.weight)
+    assert torch.equal(by_hand.scale, reference.modules.build(5).norm.weight)
     assert torch.equal(by_hand.gamma.view(33), by_hand.scale) and torch.equal(
-        by_hand.beta, reference.build(5).norm.bias
+        by_hand.beta, reference.modules.build(5).norm.bias
     )
 
 
@@ -371,7 +371,7 @@ def test_what_a_constructor_makes_of_a_parameter_is_no_longer_that_of_it():
     kept = Reference(
         task("return x * self.a + self.b + self.c", init=f"{init}; self.c = self.a.detach() * 2")
     )
-    assert kept.trained.parameters == (1,) and kept.trials(b"s", "c")[1].weights < 0
+    assert kept.findings.trained.parameters == (1,) and kept.trials(b"s", "c")[1].weights < 0
     kept = Reference(task("return x * torch.sqrt(self.a)", init=init))
     assert all(t.weights > 0 for t in kept.trials(b"s", "c"))
 
@@ -398,7 +398,10 @@ def test_buffers_move_by_the_names_that_the_reference_registers():
             init='self.register_buffer("shift", torch.zeros(33)); self.register_buffer("n", torch.zeros(1).long())',
         )
     )
-    assert reference.moved_buffers == {"shift"} and reference.build(3).shift.unique().numel() > 1
+    assert (
+        reference.findings.moved_buffers == {"shift"}
+        and reference.modules.build(3).shift.unique().numel() > 1
+    )
     with construct.moved_constants(3, frozenset(["shift"])):
         made = module()
     assert (
@@ -409,15 +412,15 @@ def test_buffers_move_by_the_names_that_the_reference_registers():
 
 def test_uneven_draws_go_where_the_others_do_not():
     reference = Reference(task("return torch.softmax(x, 1)", "torch.randn(8, 33)"))
-    assert {"faint", "scaled"} < reference.kinds and reference.trials(b"s", "c")[2].kind == "faint"
-    (x,) = reference.inputs("padded", 7)
+    assert {"faint", "scaled"} < reference.findings.kinds and reference.trials(b"s", "c")[2].kind == "faint"
+    (x,) = reference.inputs.draw("padded", 7)
     # exp overflows; a row and a column of zeros
     assert x.abs().max() > 88 and (x == 0).all(0).sum() == 1 and (x == 0).all(1).sum() == 1
     assert verdict(reference, lambda m, x: x.exp() / x.exp().sum(1, keepdim=True)) == "not_finite"
     # which of equal elements is chosen shows in this answer
     chosen = "(x + torch.arange(33)).gather(1, torch.topk(x, 3).indices)"
     unstable = Reference(task(f"return {chosen}", "torch.randn(8, 33)"))
-    assert not {"padded", "faint"} & unstable.kinds and "uneven" in unstable.kinds
+    assert not {"padded", "faint"} & unstable.findings.kinds and "uneven" in unstable.findings.kinds
 
 
 def test_constant_inputs_are_drawn_where_the_reference_survives_it():
@@ -442,7 +445,7 @@ def test_moved_constants_do_not_disturb_the_random_stream():
     )
     torch.manual_seed(11)
     a, b = torch.nn.Linear(33, 33), torch.nn.Linear(33, 9)
-    model = reference.build(11)
+    model = reference.modules.build(11)
     assert torch.equal(model.a.weight, a.weight) and torch.equal(model.b.weight, b.weight)
 
 
@@ -450,7 +453,7 @@ def test_weights_differ_between_trials():
     reference = Reference(task("return self.f(x)", init="self.f = nn.Linear(33, 5)"))
     trials = reference.trials(b"s", "c")
     assert len({t.weights for t in trials}) == 2 and len({t.inputs for t in trials}) == len(trials)
-    first = reference.build(trials[0].weights)
+    first = reference.modules.build(trials[0].weights)
     # weights remembered from the first trial
     assert verdict(reference, lambda m, x: first(x)) == "wrong_value"
 
@@ -543,7 +546,7 @@ def test_a_reference_that_insists_on_its_dtype_is_still_judged():
 
 def test_a_stressed_trial_counts_only_where_the_reference_is_finite():
     reference = Reference(task("return 1 / x", "torch.randn(4, 5)"))
-    reference.inputs = lambda kind, seed: [torch.zeros(4, 5)]
+    reference.inputs.draw = lambda kind, seed: [torch.zeros(4, 5)]
     anything = lambda inputs, seed: (torch.full((4, 5), 3.0), {})
     assert judge_trial(reference, Trial("scaled", 1, 1), anything) is None
     with pytest.raises(Fault):
@@ -598,7 +601,7 @@ def test_loading_a_task_leaves_no_answers_behind():
     try:
         reference = Reference(task("return x * 2", "torch.randn(4, 1234)"))
         alive = [t for t in gc.get_objects() if type(t) is torch.Tensor and t.shape == (4, 1234)]
-        assert reference.bytes == 2 * 4 * 1234 * 4 and alive == []
+        assert reference.findings.bytes == 2 * 4 * 1234 * 4 and alive == []
     finally:
         gc.enable()
 

@@ -1,4 +1,4 @@
-"""RMSNorm, RoPE and SwiGLU: the twins against plain formulas and autograd, the Triton kernels against the twins.
+"""RMSNorm and SwiGLU: the twins against plain formulas and autograd, the Triton kernels against the twins.
 
 The kernels run in Triton's interpreter, in the child of test_interpreted.py; tests/gpu runs the compiled ones.
 """
@@ -27,24 +27,8 @@ def plain_rms_norm(x, weight, eps, residual=None):
     return y if residual is None else (y, total)
 
 
-def plain_rope(q, k, cos, sin):
-    def rotate(x):
-        a, b = x.chunk(2, dim=-1)
-        return (
-            x * torch.cat((cos, cos), -1)[:, None]
-            + torch.cat((-b, a), -1) * torch.cat((sin, sin), -1)[:, None]
-        )
-
-    return rotate(q), rotate(k)
-
-
 def plain_swiglu(gate, up):
     return gate / (1 + torch.exp(-gate)) * up
-
-
-def angles(tokens, half):
-    a = torch.randn(tokens, half) * 3
-    return a.cos(), a.sin()
 
 
 CASES = {
@@ -55,7 +39,6 @@ CASES = {
         lambda: (torch.randn(7, 48), torch.randn(48), 1e-5, torch.randn(7, 48)),
     ),
     "heads": (layers.rms_norm, plain_rms_norm, lambda: (torch.randn(5, 3, 16), torch.randn(16), 1e-6)),
-    "rope": (layers.rope, plain_rope, lambda: (torch.randn(5, 6, 16), torch.randn(5, 2, 16), *angles(5, 8))),
     "swiglu": (layers.swiglu, plain_swiglu, lambda: (torch.randn(5, 40), torch.randn(5, 40))),
 }
 
@@ -72,9 +55,7 @@ def test_twin_matches_the_formula_and_its_gradient(name):
         outs = outs if isinstance(outs, tuple) else (outs,)
         torch.manual_seed(1)
         sum((o * torch.randn(o.shape).to(dtype)).sum() for o in outs).backward()
-        grads = [a.grad for a in leaves if torch.is_tensor(a)]
-        # the tables get no gradient
-        results.append([*outs, *(g for g in grads[: 2 if name == "rope" else None])])
+        results.append([*outs, *(a.grad for a in leaves if torch.is_tensor(a))])
     for mine, exact in zip(*results, strict=True):
         torch.testing.assert_close(mine.double(), exact, rtol=1e-5, atol=1e-6)
 
@@ -104,18 +85,6 @@ def test_rms_norm_kernels_match_twins(dtype, rows, n, residual):
 
 
 @in_interpreter
-@pytest.mark.parametrize("inverse", [False, True])
-@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 16), (9, 3, 24)])
-def test_rope_kernel_matches_twin(inverse, heads, kv_heads, dim):
-    torch.manual_seed(0)
-    q, k = torch.randn(6, heads, dim), torch.randn(6, kv_heads, dim)
-    tables = angles(6, dim // 2)
-    got, want = (m(q, k, *tables, inverse) for m in (layers.rope_rotate, layers.rope_rotate_torch))
-    for a, b in zip(got, want, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
-
-
-@in_interpreter
 @pytest.mark.parametrize("size", [1, 5000])
 def test_swiglu_kernels_match_twins(size):
     torch.manual_seed(0)
@@ -135,9 +104,6 @@ def test_kernels_with_inputs_that_are_not_contiguous():
     x = torch.randn(64, 6).t()  # [6, 64] with the wrong strides
     y, _ = layers.rms_norm_forward(x, torch.ones(64), 1e-6, None)
     torch.testing.assert_close(y, layers.rms_norm_forward_torch(x, torch.ones(64), 1e-6, None)[0])
-    q, k, tables = torch.randn(4, 6, 16).transpose(0, 1), torch.randn(6, 2, 32)[..., ::2], angles(6, 8)
-    for a, b in zip(layers.rope_rotate(q, k, *tables, False), layers.rope(q, k, *tables), strict=True):
-        torch.testing.assert_close(a, b)
 
 
 @in_interpreter
@@ -149,12 +115,6 @@ def test_kernels_take_parts_of_a_wider_product():
         y, _ = layers.rms_norm_forward(x, torch.ones(16), 1e-6, None)
         assert y.is_contiguous()
         torch.testing.assert_close(y, layers.rms_norm_forward_torch(x, torch.ones(16), 1e-6, None)[0])
-    tables = angles(5, 8)
-    for a, b in zip(
-        layers.rope_rotate(q, k, *tables, False), layers.rope_rotate_torch(q, k, *tables, False), strict=True
-    ):
-        assert a.is_contiguous()
-        torch.testing.assert_close(a, b)
     gate, up = torch.randn(5, 80).chunk(2, -1)
     torch.testing.assert_close(layers.swiglu_forward(gate, up), layers.swiglu_forward_torch(gate, up))
 

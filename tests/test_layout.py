@@ -20,6 +20,15 @@ WINGS = [
     "executor.gpu",
 ]
 WINGS += ["executor.child", "executor.judge", "executor", "collect", "reward"]
+# The folders of the judge, and which of them each may import.
+JUDGE = {
+    "task": set(),
+    "inputs": {"task"},
+    "comparison": {"task"},
+    "reference": {"task", "inputs", "comparison"},
+    "trials": {"task", "inputs", "comparison", "reference"},
+    "candidate": {"task", "inputs", "comparison", "reference", "trials"},
+}
 # wing: the wings (or files) of nanotriton that it may import; a wing may always import itself
 MAY_IMPORT = {
     "plan": set(),
@@ -107,6 +116,19 @@ def test_no_wings_import_each_other_in_circles():
 @pytest.mark.parametrize("name", MAY_IMPORT)
 def test_a_wing_imports_only_what_it_may(name):
     assert between_wings()[name] <= MAY_IMPORT[name]
+
+
+def test_the_folders_of_the_judge_are_those_above():
+    judge = ROOT / "nanotriton" / "executor" / "judge"
+    assert {file.parent.name for file in judge.glob("*/*.py")} == set(JUDGE)
+
+
+@pytest.mark.parametrize("folder", JUDGE)
+def test_a_folder_of_the_judge_imports_only_what_it_may(folder):
+    inside = f"nanotriton.executor.judge.{folder}."
+    targets = set().union(*(targets for module, targets in imports().items() if module.startswith(inside)))
+    used = {target.split(".")[3] for target in targets if target.startswith("nanotriton.executor.judge.")}
+    assert used and used - {folder} <= JUDGE[folder]
 
 
 def test_nothing_below_the_reward_imports_it():

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import zipfile
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from nanotriton.executor.processes import cores, default_workers
 from nanotriton.reward import adapters
 from nanotriton.tasks.prompt import USER
 from nanotriton.tasks.task import Task, load_task
+from nanotriton.verdict import Verdict
 
 ROOT = Path(__file__).resolve().parents[1]
 TASK, KERNEL = ROOT / "tests/honest/softmax/task.py", ROOT / "tests/honest/softmax/online.py"
@@ -145,6 +147,23 @@ def test_the_reward_of_trl():
     )
     assert values == [1.0, 0.0, 0.0, None]
     assert logged == {"status": ["correct", "rule_violation", "no_code", "weak_task"]}
+
+
+def test_a_batch_of_trl_is_judged_on_one_draw(monkeypatch):
+    draws = []
+
+    class Judge:
+        def submit(self, task, source, draw):
+            draws.append(draw)
+            done = Future()
+            done.set_result(Verdict("correct", "judge"))
+            return done
+
+    monkeypatch.setattr(adapters, "shared_executor", lambda **options: Judge())
+    reward = adapters.trl_reward()
+    for _ in range(2):
+        assert reward(completions=[RIGHT, RIGHT], task=[str(TASK)] * 2) == [1.0, 1.0]
+    assert draws[0] == draws[1] != draws[2] == draws[3] and None not in draws
 
 
 def test_the_score_of_verl(tmp_path):

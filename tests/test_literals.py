@@ -4,9 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from nanotriton.executor.judge import draws
-from nanotriton.executor.judge.literals import literals, single, within_limits
-from nanotriton.executor.judge.reference import Reference
+from nanotriton.executor.judge.inputs import stress
+from nanotriton.executor.judge.inputs.literals import literals, single, within_limits
+from nanotriton.executor.judge.reference.reference import Reference
 from tests.test_draws import MANY, accepted_by_many, judge, refused, task
 
 
@@ -46,7 +46,7 @@ def test_a_sample_between_two_pixels_is_drawn():
     inputs = "torch.randn(1, 1, 5, 5), torch.rand(1, 30, 30, 2) * 2 - 1"
     forward = "return F.grid_sample(x, y, mode='nearest', align_corners=True)"
     reference = Reference(task(forward, inputs, "x, y"))
-    assert reference.chosen(("tied beside faint",)) and refused(
+    assert reference.findings.chosen(("tied beside faint",)) and refused(
         reference, lambda m, x, y: F.grid_sample(x, y + 1e-6, mode="nearest", align_corners=True)
     )
 
@@ -59,7 +59,7 @@ def test_which_numbers_of_a_text_count():
 
 def test_numbers_stay_within_the_range_of_what_was_drawn():
     x = torch.rand(50, 40, generator=torch.Generator().manual_seed(1))
-    draws.distort(x, "tied positive", torch.Generator().manual_seed(1), (0.3, 40.0))
+    stress.distort(x, "tied positive", torch.Generator().manual_seed(1), (0.3, 40.0))
     assert (x == 0.3).any() and not (x < 0).any() and not (x == 40).any()
 
 

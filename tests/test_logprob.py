@@ -41,6 +41,27 @@ def test_values_and_gradients_are_those_of_the_definition(monkeypatch, rows, tem
         assert a.abs().max() > 0.1
 
 
+def test_kept_logits_change_nothing_and_serve_one_backward(monkeypatch):
+    """A second backward of the same graph makes them again, as the first may have written over them."""
+    monkeypatch.setattr(logprob, "CPU_BYTES", 7 * 4 * 40)
+    hidden, weight, targets, up = case()
+    made = []
+    monkeypatch.setattr(logprob, "_logits", lambda *a, made_of=logprob._logits: made.append(1) or made_of(*a))
+    again = gradients(token_logprobs(hidden, weight, targets), (hidden, weight), up)
+    assert len(made) == 4 + 4  # chunks of the forward and of the backward
+    made.clear()
+    kept = token_logprobs(hidden, weight, targets, keep_logits=True)
+    for count in (1, 1 + 4):
+        found = torch.autograd.grad(kept, (hidden, weight), list(up), retain_graph=True)
+        for a, b in zip(found, again):
+            torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+        assert len(made) == count
+    with torch.no_grad():  # nobody will ask for them
+        made.clear()
+        token_logprobs(hidden, weight, targets, keep_logits=True)
+        assert len(made) == 4
+
+
 def test_the_gradient_passes_gradcheck_and_each_output_can_be_used_alone():
     hidden, weight, targets, up = case(tokens=5)
     assert torch.autograd.gradcheck(lambda h, w: token_logprobs(h, w, targets, 0.8, 38), (hidden, weight))
@@ -95,7 +116,7 @@ def test_targets_out_of_range_and_no_tokens():
     assert logp.isneginf().nonzero().flatten().tolist() == [3, 4, 5] and entropy.isfinite().all()
     (grad,) = gradients([torch.where(logp.isfinite(), logp, 0.0)], [hidden], up)
     assert grad.isfinite().all() and (grad[3:6] == 0).all()
-    logp, entropy = token_logprobs(hidden[:0], weight, targets[:0])
+    logp, entropy = token_logprobs(hidden[:0], weight, targets[:0], keep_logits=True)
     (grad,) = torch.autograd.grad((logp + entropy).sum(), weight)
     assert logp.shape == entropy.shape == (0,) and (grad == 0).all()
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from nanotriton.executor.judge import moves, structure
-from nanotriton.executor.judge.reference import Reference
+from nanotriton.executor.judge.inputs import moves, structure
+from nanotriton.executor.judge.reference.reference import Reference
 from nanotriton.verdict import Fault
 from tests.test_draws import MANY, accepted_by_many, judge, refused, task
 
@@ -39,7 +39,7 @@ MASKS = {
 def test_rows_are_empty_and_full(inputs, forward, right, wrong):
     reference = Reference(task(forward, inputs, "x, y"))
     assert refused(reference, wrong)
-    accepted_by_many(reference, right or reference.names["Model"].forward)
+    accepted_by_many(reference, right or reference.code.names["Model"].forward)
 
 
 def test_where_an_empty_row_is_nan_one_is_full():
@@ -47,7 +47,7 @@ def test_where_an_empty_row_is_nan_one_is_full():
     reference = Reference(
         task("return torch.softmax(x.masked_fill(~y, -torch.inf), 1), y.all(1)", inputs, "x, y")
     )
-    assert reference.moves.ways == {1: "full_rows"}
+    assert reference.findings.moves.ways == {1: "full_rows"}
 
     def never(m, x, y):
         return torch.softmax(x.masked_fill(~y, -torch.inf), 1), torch.zeros(9, dtype=torch.bool)
@@ -73,7 +73,7 @@ def test_bare_rows(shape, dtype):
     ],
 )
 def test_other_zeros_and_ones_stay(inputs, head):
-    assert Reference(task("return x * y", inputs, "x, y", head=head)).moves.ways == {}
+    assert Reference(task("return x * y", inputs, "x, y", head=head)).findings.moves.ways == {}
 
 
 def test_a_mask_that_is_not_looked_at_shows():

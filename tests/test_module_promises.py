@@ -9,9 +9,9 @@ from torch import nn
 
 from nanotriton.executor import Executor
 from nanotriton.executor.common.training import Trained, every_parameter, train_
-from nanotriton.executor.judge.attributes import only_left
-from nanotriton.executor.judge.kinds import Trial, grown
-from nanotriton.executor.judge.reference import Reference
+from nanotriton.executor.judge.inputs.kinds import Trial, grown
+from nanotriton.executor.judge.reference.attributes import only_left
+from nanotriton.executor.judge.reference.reference import Reference
 from nanotriton.tasks.task import Task
 from nanotriton.verdict import Fault
 from tests.test_draws import judge as judge_function

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from nanotriton.executor.judge.computing import Computing
+from nanotriton.executor.judge.task.computing import Computing
 from nanotriton.plan.facts import Facts
 from nanotriton.plan.plan import Aten, Launch, Plan, Storage, Tensor
 from nanotriton.rules.moves import PIECES, is_coarser

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from nanotriton.executor.judge.nudging import TF32_UNIT, Nudge, Nudging
+from nanotriton.executor.judge.comparison.nudging import TF32_UNIT, Nudge, Nudging
 
 X = torch.arange(1, 65, dtype=torch.float32) / 8
 

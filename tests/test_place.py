@@ -6,7 +6,8 @@ import torch
 from nanotriton.kernels import place as module
 from nanotriton.kernels.place import place, place_cuda, place_torch
 from tests.launched import Launched
-from tests.test_layers import angles, in_interpreter, plain_rms_norm, plain_rope
+from tests.test_heads import angles, plain_rope
+from tests.test_layers import in_interpreter, plain_rms_norm
 
 PAGE = 16
 

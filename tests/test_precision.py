@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from nanotriton.executor.judge import examination
-from nanotriton.executor.judge.computing import Computing, in_tf32
-from nanotriton.executor.judge.reference import Reference
-from nanotriton.executor.judge.trial import judge_trial
+from nanotriton.executor.judge.reference import examination
+from nanotriton.executor.judge.reference.reference import Reference
+from nanotriton.executor.judge.task.computing import Computing, in_tf32
+from nanotriton.executor.judge.trials.trial import judge_trial
 from nanotriton.tasks.task import Task
 from nanotriton.verdict import Fault, ValueFault
 
@@ -93,7 +93,7 @@ def test_less_than_fp32_is_a_wrong_value(reference, k, draw):
 def test_kernelbenchs_own_tolerance_takes_tf32_for_fp32_on_its_inputs(reference, k):
     """KernelBench draws with torch.rand: there TF32 is within its 1e-4, which the verdict reports beside ours."""
     trial = reference(k, "positive").trials(b"secret", "candidate")[0]
-    a, b = reference(k, "positive").inputs("plain", trial.inputs)
+    a, b = reference(k, "positive").inputs.draw("plain", trial.inputs)
     assert torch.allclose(LESS["tf32"](a, b), a @ b, atol=1e-4, rtol=1e-4)
 
 
@@ -173,7 +173,7 @@ def test_where_products_cancel_tf32_may_be_further_off(monkeypatch):
 
     def judged(secret, shorten) -> None:
         def run(inputs, weights):
-            conv = reference.build(weights).conv
+            conv = reference.modules.build(weights).conv
             with torch.no_grad():
                 x, weight = shorten(inputs[0]), shorten(conv.weight)
                 return nn.functional.conv2d(x, weight, conv.bias, 2, 1), {}

@@ -11,16 +11,16 @@ from triton.compiler.compiler import CompiledKernel
 from triton.runtime.jit import JITFunction
 
 from nanotriton.executor.child import process as child_process
-from nanotriton.executor.judge.job import Job, Spawn
-from nanotriton.executor.judge.kinds import untrained
-from nanotriton.executor.judge.process import (
+from nanotriton.executor.judge.candidate.job import Job, Spawn
+from nanotriton.executor.judge.candidate.process import (
     further_calls,
     judge_answers,
     launches_matter,
     read_calls,
     write_trials,
 )
-from nanotriton.executor.judge.reference import Reference
+from nanotriton.executor.judge.inputs.kinds import untrained
+from nanotriton.executor.judge.reference.reference import Reference
 from nanotriton.executor.sandbox.protocol import Ended
 from nanotriton.executor.sandbox.sandbox import Limits
 from nanotriton.plan import wire

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from nanotriton.executor.judge.compare import Answer, repeats
-from nanotriton.executor.judge.reference import Reference
+from nanotriton.executor.judge.comparison.compare import Answer, repeats
+from nanotriton.executor.judge.reference.reference import Reference
 from nanotriton.tasks.task import Task
 from nanotriton.verdict import Fault
 from tests.test_judge import task, verdict
@@ -83,7 +83,7 @@ def test_weights_from_a_generator_that_nobody_seeds_are_no_question():
     ],
 )
 def test_what_is_always_the_same_is_not_random(forward, init):
-    assert "plain" in Reference(Task("t", HEAD + task(forward, init=init).source)).kinds
+    assert "plain" in Reference(Task("t", HEAD + task(forward, init=init).source)).findings.kinds
 
 
 @pytest.mark.parametrize(
@@ -116,9 +116,9 @@ def test_a_task_that_takes_probabilities_is_asked_for_certainties():
     """It refuses every other stress. On its own draws a logarithm that is not clamped goes unnoticed."""
     loss = "return F.binary_cross_entropy(x, y, reduction='none').sum(0)"
     reference = Reference(task(loss, "torch.rand(16, 40), torch.randint(0, 3, (16, 40)) / 2", more=", y"))
-    assert reference.kinds == {"plain", "edges"}
+    assert reference.findings.kinds == {"plain", "edges"}
 
-    p, _ = reference.inputs("edges", 5)
+    p, _ = reference.inputs.draw("edges", 5)
     assert 0 < (p == 0).sum() < 200 and 0 < (p == 1).sum() < 200
     assert p.min() >= 0 and p.max() <= 1
 
@@ -136,7 +136,7 @@ def test_a_draw_that_the_reference_refuses_is_no_trial():
     """Of a kind some draws stay within the table. A candidate is not asked for the others, and not blamed."""
     init = "self.w = nn.Parameter(torch.randn(9, 5))"
     reference = Reference(task("return F.embedding((4 * x.abs()).long(), self.w)", "torch.rand(3)", init))
-    assert reference.picky and len(reference.kinds) > 1
+    assert reference.findings.picky and len(reference.findings.kinds) > 1
     asked = [reference.trials(b"s", str(candidate)) for candidate in range(30)]
     assert len({len(trials) for trials in asked}) > 1
     for trials in asked:
@@ -146,4 +146,4 @@ def test_a_draw_that_the_reference_refuses_is_no_trial():
 
 
 def test_a_task_that_takes_more_than_probabilities_is_asked_for_more():
-    assert "edges" not in Reference(task("return torch.sqrt(x)", "torch.rand(8, 33)")).kinds
+    assert "edges" not in Reference(task("return torch.sqrt(x)", "torch.rand(8, 33)")).findings.kinds

@@ -336,13 +336,13 @@ def test_what_torch_computes_stays_where_it_put_it_unless_a_kernel_gets_it():
             out, flipped = replay.outputs()
             torch.testing.assert_close(out, expected)
             torch.testing.assert_close(flipped, expected.flip(0))
-            assert len(replay._adopted) == 3
+            assert len(replay.memory.adopted) == 3
         # a captured graph writes to what the last execution left, whatever was loaded since
         replay.load([x], weights)
         torch.testing.assert_close(replay.outputs()[0], expected)
     replay = Replay(record(module("y = self.conv(x)\ntwice[(1,)](y, 512, B=512)\nreturn y", build, top), [x]))
     torch.testing.assert_close(replay.run([x], weights), 2 * want)
-    assert not replay._adopted
+    assert not replay.memory.adopted
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -16,8 +16,8 @@ import pytest
 
 from nanotriton.executor.common.card import DEFAULT
 from nanotriton.executor.gpu.compiler import compile_kernel
-from nanotriton.executor.judge.job import Job
-from nanotriton.executor.judge.process import confinement
+from nanotriton.executor.judge.candidate.job import Job
+from nanotriton.executor.judge.candidate.process import confinement
 from nanotriton.executor.sandbox import files, linux, sandbox, system_calls
 from nanotriton.executor.sandbox.zygote import renumber
 from nanotriton.plan.plan import Kernel

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from nanotriton.executor.judge.job import Job
-from nanotriton.executor.judge.script import answer_path, script_mode
+from nanotriton.executor.judge.candidate.job import Job
+from nanotriton.executor.judge.candidate.script import answer_path, script_mode
 from nanotriton.executor.sandbox.protocol import Ended
 from nanotriton.executor.script import read_answer
 from nanotriton.plan import wire

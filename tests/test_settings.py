@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 
 from nanotriton.executor.common import probe
-from nanotriton.executor.judge import settings
-from nanotriton.executor.judge.patches import shared
-from nanotriton.executor.judge.reference import Reference
+from nanotriton.executor.judge.reference.reference import Reference
+from nanotriton.executor.judge.task import settings
+from nanotriton.executor.judge.task.patches import shared
 from nanotriton.tasks.task import Task
 
 HEAD = """
@@ -131,7 +131,7 @@ def test_all_that_a_task_sets_is_undone(place):
         reference = Reference(task(f"SEEN = {{}}\n{recorded(changes)}"))
     else:
         reference = Reference(task("SEEN = {}", **{place: recorded(changes)}))
-    after, seen = shown(changes), reference.names["SEEN"]
+    after, seen = shown(changes), reference.code.names["SEEN"]
     assert [change for change in changes if seen[change] == before[change]] == []  # or this tests nothing
     assert {change: after[change] for change in changes if after[change] != before[change]} == {}
 
@@ -140,16 +140,16 @@ def test_a_task_finds_what_it_has_set_whenever_its_code_runs():
     setting = "\n".join(KEPT)
     look = "\n".join(f"SEEN[{change!r}] = repr({probe})" for change, probe in KEPT.items())
     reference = Reference(task(f"{setting}\nSEEN = {{}}\n{look}", before=look, inputs=look))
-    seen = dict(reference.names["SEEN"])
+    seen = dict(reference.code.names["SEEN"])
     before = shown(KEPT)
     for run in (
-        lambda: reference.inputs("plain", 1),
+        lambda: reference.inputs.draw("plain", 1),
         lambda: reference.run([torch.ones(3)], 1),
         lambda: reference.answer("plain", 1, 1),
     ):
-        reference.names["SEEN"].clear()
+        reference.code.names["SEEN"].clear()
         run()
-        later = dict(reference.names["SEEN"])
+        later = dict(reference.code.names["SEEN"])
         for change in KEPT:
             if "set_default_dtype" not in change:  # in the float64 answer it is that
                 assert later[change] == seen[change], change

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from nanotriton.executor.gpu.vault import Vault
-from nanotriton.executor.judge.calls import Calls, calls_of, judge_calls
-from nanotriton.executor.judge.kept import MOST_BYTES, Kept
-from nanotriton.executor.judge.reference import Reference
-from nanotriton.executor.judge.trial import judge_trial
+from nanotriton.executor.judge.reference.kept import MOST_BYTES, Kept
+from nanotriton.executor.judge.reference.reference import Reference
+from nanotriton.executor.judge.trials.calls import Calls, calls_of, judge_calls
+from nanotriton.executor.judge.trials.trial import judge_trial
 from nanotriton.plan.trees import identical
 from nanotriton.tasks.task import Task
 from nanotriton.verdict import Fault
@@ -57,7 +57,7 @@ class Judge:
                 reference.kept.vault.close()
             self.seen.append([x.clone() for x in inputs])
             with torch.no_grad():
-                return candidate(reference.build(weights), *inputs), {}
+                return candidate(reference.modules.build(weights), *inputs), {}
 
         with reference.kept.shared(draw):
             trials = reference.trials(self.secret, source if draw is None else draw)
@@ -142,7 +142,7 @@ def test_without_a_draw_nothing_is_kept(judge):
 
 def forwards(reference: Reference, work) -> int:
     """How often the task's own forward was called."""
-    model = reference.names["Model"]
+    model = reference.code.names["Model"]
     model.calls = 0
     work()
     return model.calls
@@ -162,8 +162,8 @@ def test_the_reference_is_computed_once_for_a_group(place):
 
 def test_modules_are_constructed_once_for_a_group():
     judge, made = Judge(Reference(TASK)), []
-    construct = judge.reference.construct
-    judge.reference.construct = lambda seed: made.append(seed) or construct(seed)
+    construct = judge.reference.modules.construct
+    judge.reference.modules.construct = lambda seed: made.append(seed) or construct(seed)
     judge.status(right, "step 1")
     assert made
     made.clear()
@@ -173,7 +173,7 @@ def test_modules_are_constructed_once_for_a_group():
 
 def test_a_slow_reference_is_not_quick_because_it_was_computed_before(monkeypatch):
     """It is not asked what it is sensitive to, for the first candidate as for the others."""
-    from nanotriton.executor.judge import trial
+    from nanotriton.executor.judge.trials import trial
 
     judge = Judge(Reference(TASK))
     monkeypatch.setattr(trial, "QUICK", 0.0)

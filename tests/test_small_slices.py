@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from nanotriton.executor.judge.reference import Reference
+from nanotriton.executor.judge.reference.reference import Reference
 from tests.test_draws import accepted_by_many, refused, task
 
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from nanotriton.executor.judge import moves, structure
-from nanotriton.executor.judge.kinds import MOVED
-from nanotriton.executor.judge.reference import Reference
+from nanotriton.executor.judge.inputs import moves, structure
+from nanotriton.executor.judge.inputs.kinds import MOVED
+from nanotriton.executor.judge.reference.reference import Reference
 from tests.test_draws import accepted_by_many, refused, task
 
 
@@ -57,9 +57,9 @@ STRUCTURES = {
 @pytest.mark.parametrize("inputs, forward, wrong", STRUCTURES.values(), ids=STRUCTURES)
 def test_an_answer_that_relies_on_a_structure_is_wrong(inputs, forward, wrong):
     reference = Reference(task(forward, inputs, "x, y"))
-    assert list(reference.moves.ways) == [1]
+    assert list(reference.findings.moves.ways) == [1]
     assert refused(reference, wrong)
-    assert not refused(reference, reference.names["Model"].forward)
+    assert not refused(reference, reference.code.names["Model"].forward)
 
 
 NUMBERS = {
@@ -76,9 +76,9 @@ NUMBERS = {
 @pytest.mark.parametrize("inputs, forward, wrong", NUMBERS.values(), ids=NUMBERS)
 def test_small_constants_are_moved(inputs, forward, wrong):
     reference = Reference(task(forward, inputs, "x, y"))
-    assert reference.unvaried == [] and list(reference.moves.ways) == [1]
+    assert reference.findings.unvaried == [] and list(reference.findings.moves.ways) == [1]
     assert refused(reference, wrong)
-    assert not refused(reference, reference.names["Model"].forward)
+    assert not refused(reference, reference.code.names["Model"].forward)
 
 
 RING = """(lambda s: torch.stack([torch.cat([s, s]), torch.cat([(s + 1) % 12, (s - 1) % 12])]))(torch.arange(12))"""
@@ -110,9 +110,9 @@ CONSTANTS = {
 @pytest.mark.parametrize("inputs, forward, wrong", CONSTANTS.values(), ids=CONSTANTS)
 def test_a_structure_that_no_draw_varies_is_broken(inputs, forward, wrong):
     reference = Reference(task(forward, inputs, "x, y"))
-    assert list(reference.moves.ways) == [1]
+    assert list(reference.findings.moves.ways) == [1]
     assert refused(reference, wrong)
-    assert not refused(reference, reference.names["Model"].forward)
+    assert not refused(reference, reference.code.names["Model"].forward)
 
 
 def test_halves_of_a_table_stay_the_same():
@@ -154,14 +154,14 @@ KEPT = {
 
 @pytest.mark.parametrize("inputs, forward, head", KEPT.values(), ids=KEPT)
 def test_what_is_promised_or_needed_stays(inputs, forward, head):
-    assert Reference(task(forward, inputs, "x, y", head=head)).moves.ways == {}
+    assert Reference(task(forward, inputs, "x, y", head=head)).findings.moves.ways == {}
 
 
 def test_where_it_may_break_order_alone_is_kept():
     inputs = "torch.randn(30), torch.randperm(30)[:9].sort(descending=True)[0]"
     reference = Reference(task("assert (y.diff() <= 0).all(); return x[y]", inputs, "x, y"))
-    assert reference.moves.ways == {1: "crowd_in_order"}
-    y = reference.inputs(MOVED + "scaled", 5)[1]
+    assert reference.findings.moves.ways == {1: "crowd_in_order"}
+    y = reference.inputs.draw(MOVED + "scaled", 5)[1]
     assert len(y.unique()) < 9 and bool((y.diff() <= 0).all())
 
 
@@ -201,7 +201,7 @@ def test_what_is_never_given_is_named():
         init_inputs="True, 'max', 3",
     )
     source = type(source)("t", source.source.replace("self, c", "self, c, mode, n, bias=False"))
-    assert Reference(source).unvaried == [
+    assert Reference(source).findings.unvaried == [
         "init_inputs[0]",
         "init_inputs[1]",
         "forward(mask)",
@@ -222,7 +222,7 @@ def test_no_length_is_drawn_that_would_count_from_the_end():
         return x[torch.arange(len(x)), (y - 2).clamp(min=0)] * 2
 
     reference = Reference(task(LAST, "torch.randn(7, 20), torch.randint(9, 21, (7,))", "x, y"))
-    assert list(reference.moves.ways) == [1]
+    assert list(reference.findings.moves.ways) == [1]
     accepted_by_many(reference, own)
     assert refused(reference, one_early)
 

@@ -6,15 +6,15 @@ import torch
 from nanotriton.executor import Executor
 from nanotriton.executor.common import probe
 from nanotriton.executor.gpu import driver
-from nanotriton.executor.judge.module import ContextLost
-from nanotriton.executor.judge.reference import Reference
+from nanotriton.executor.judge.reference.reference import Reference
+from nanotriton.executor.judge.task.module import ContextLost
 from nanotriton.tasks.task import Task
 
 RIGHT = probe.CANDIDATE
 WRONG = RIGHT.replace("x * 2 + 1", "x * 2.02 + 1")
 NEIGHBOUR = Task(**probe.TASK)
 # The exception stands for an assertion that fails on a GPU.
-LOSES = "from nanotriton.executor.judge.module import ContextLost"
+LOSES = "from nanotriton.executor.judge.task.module import ContextLost"
 
 
 def task(before: str, top: str = "", answer: str = "x * 2 + 1") -> Task:
@@ -82,27 +82,27 @@ def looks(monkeypatch) -> list[bool]:
 def test_nobody_waits_for_a_gpu_after_each_call_of_the_task(looks):
     """One wait is enough, before a candidate's kernels run."""
     reference = Reference(NEIGHBOUR)
-    reference.device = torch.device("cuda")
+    reference.code.device = torch.device("cuda")
     for kind in ("plain", "scaled", "plain"):
-        with reference.own(kind):
+        with reference.code.active_on(kind):
             pass
     assert not looks
-    reference.settle()
-    reference.settle()
+    reference.code.settle()
+    reference.code.settle()
     assert looks == [False]
 
 
 def test_a_context_that_was_lost_meanwhile_is_the_tasks(looks):
     reference = Reference(NEIGHBOUR)
-    reference.device = torch.device("cuda")
+    reference.code.device = torch.device("cuda")
     for kind in ("plain", "scaled"):
-        with reference.own(kind):
+        with reference.code.active_on(kind):
             pass
     looks.append(True)
     with pytest.raises(ContextLost) as lost:
-        reference.settle()
+        reference.code.settle()
     assert lost.value.kind == "scaled"
-    with pytest.raises(ContextLost), reference.own("plain"):
+    with pytest.raises(ContextLost), reference.code.active_on("plain"):
         raise RuntimeError("CUDA error: device-side assert triggered")
 
 

@@ -5,8 +5,8 @@ import torch
 
 from nanotriton.executor.__main__ import read
 from nanotriton.executor.common import probe
-from nanotriton.executor.judge.module import PRINTED, arguments
-from nanotriton.executor.judge.reference import Reference
+from nanotriton.executor.judge.reference.reference import Reference
+from nanotriton.executor.judge.task.module import PRINTED, arguments
 from nanotriton.python_text import decode, plain
 from nanotriton.tasks.task import Task, load_task
 from nanotriton.verdict import Fault
@@ -29,7 +29,7 @@ def refused(source: str) -> str:
 def answers_right(source: str) -> bool:
     """Whether the task of this file is loaded, and computes 2 x + 1."""
     found = reference(source)
-    inputs = found.inputs("plain", 3)
+    inputs = found.inputs.draw("plain", 3)
     (x,) = [x for x in inputs if isinstance(x, torch.Tensor)]
     return torch.allclose(found.run(inputs, 3), 2 * x + 1)
 
@@ -108,7 +108,7 @@ def test_a_module_finds_itself_in_forward_and_not_its_neighbour():
         reference((top + SOURCE.replace(FORWARD, line + FORWARD)).replace("{}", mark)) for mark in "12"
     )
     for found in (one, two, one):
-        found.run(found.inputs("plain", 3), 3)
+        found.run(found.inputs.draw("plain", 3), 3)
 
 
 COMPILED = {
@@ -170,7 +170,7 @@ def test_what_would_end_the_process_is_one_line_with_its_line(line, where):
 def test_an_exit_under_stress_alone_is_a_stress_that_the_reference_does_not_survive():
     line = "        if x.abs().max() > 12: raise SystemExit(1)\n"
     found = reference(SOURCE.replace(FORWARD, line + FORWARD))
-    assert "plain" in found.kinds and "padded" not in found.kinds
+    assert "plain" in found.findings.kinds and "padded" not in found.findings.kinds
 
 
 def test_of_megabytes_that_a_task_prints_the_first_are_shown(capfd):
@@ -262,9 +262,9 @@ def get_init_inputs():
 def test_lazy_layers_have_the_weights_that_others_would_draw():
     lazy = reference(LAZY.format(conv="LazyConv1d(4, 2)", norm="LazyBatchNorm1d()", out="LazyLinear(3)"))
     eager = reference(LAZY.format(conv="Conv1d(3, 4, 2)", norm="BatchNorm1d(4)", out="Linear(16, 3)"))
-    one, two = lazy.weights(5), eager.weights(5)
+    one, two = lazy.modules.weights(5), eager.modules.weights(5)
     assert list(one) == list(two) and all(torch.equal(one[name], two[name]) for name in two)
-    x = eager.inputs("plain", 5)
+    x = eager.inputs.draw("plain", 5)
     assert torch.equal(lazy.run(x, 5), eager.run(x, 5))
 
 

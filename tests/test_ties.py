@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from nanotriton.executor.judge.reference import Reference
+from nanotriton.executor.judge.reference.reference import Reference
 from tests.test_draws import refused, task
 
 
@@ -41,14 +41,14 @@ TIED = {
 @pytest.mark.parametrize("forward, wrong", TIED.values(), ids=TIED)
 def test_equal_elements_are_not_one(forward, wrong):
     reference = Reference(task(forward, "torch.randn(30, 40)"))
-    assert "equals" in reference.kinds
+    assert "equals" in reference.findings.kinds
     assert refused(reference, wrong)
-    assert not refused(reference, reference.names["Model"].forward)
+    assert not refused(reference, reference.code.names["Model"].forward)
 
 
 def test_places_of_equal_elements_are_a_choice():
     reference = Reference(task("return x.topk(3, dim=-1)", "torch.randn(30, 40)"))
-    assert "equals" in reference.kinds
+    assert "equals" in reference.findings.kinds
     assert not refused(reference, lambda m, x: tuple(t[:, :3] for t in x.sort(stable=True, descending=True)))
 
 
@@ -60,5 +60,5 @@ CHOOSING = {
 
 @pytest.mark.parametrize("forward", CHOOSING.values(), ids=CHOOSING)
 def test_where_the_choice_shows_nothing_ties(forward):
-    kinds = Reference(task(forward, "torch.randn(30, 40)")).kinds
+    kinds = Reference(task(forward, "torch.randn(30, 40)")).findings.kinds
     assert not any(kind.startswith(("tied", "equals")) for kind in kinds)

@@ -11,7 +11,7 @@ import pytest
 
 from nanotriton.executor.common.card import DEFAULT
 from nanotriton.executor.judge import worker as workers
-from nanotriton.executor.judge.runner import Runner
+from nanotriton.executor.judge.candidate.runner import Runner
 from nanotriton.executor.phases import Phases
 from nanotriton.executor.replay.replayer import ReplayError
 from nanotriton.executor.sandbox import clock, zygote

@@ -7,7 +7,7 @@ from torch import nn
 
 from nanotriton.executor import Executor
 from nanotriton.executor.common.training import Trained, train_
-from nanotriton.executor.judge.origins import what_to_train
+from nanotriton.executor.judge.reference.origins import what_to_train
 from nanotriton.tasks.task import Task
 
 TASK = """import torch

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from nanotriton.executor.judge.compare import same_structure
+from nanotriton.executor.judge.comparison.compare import same_structure
 from nanotriton.plan.trees import leaves, mapped, tensors
 from nanotriton.verdict import Fault
 

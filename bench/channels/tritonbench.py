@@ -13,7 +13,7 @@ the candidate's runs too, and nothing is imported for it. Our own way compares t
 the candidate and behind the gold file, with the same seed, in separate sandboxed processes, and the
 structures that it returns are compared. A test that can't tell right from wrong (its answer has no float
 tensor, or only shapes; or zeros would pass) is weak, and scored apart. Without a GPU files are recorded and
-replayed (nanotriton/executor/judge/script.py); what can't be is `unsupported`.
+replayed (nanotriton/executor/judge/candidate/script.py); what can't be is `unsupported`.
 
 On a GPU correct candidates are timed on inputs of the benchmark's own performance scripts, in turns with the
 gold kernel (G) or the torch code (T); see perf.py. A candidate that can't be recorded is not timed, as its

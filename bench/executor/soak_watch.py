@@ -14,7 +14,7 @@ from collections import Counter
 from pathlib import Path
 
 from nanotriton.executor import Executor
-from nanotriton.executor.judge.process import STARTUP as STARTUP
+from nanotriton.executor.judge.candidate.process import STARTUP as STARTUP
 from nanotriton.executor.sandbox.clock import own_time, waited
 from nanotriton.executor.sandbox.linux import stat_fields
 from nanotriton.executor.supervisor import RESTARTS

@@ -10,7 +10,9 @@ them, with their kernels renamed, so that each is recorded, compiled and judged.
     dots                        matrix products (tl.dot)
     groups_of_8                 eight candidates with equal kernels at a time, each with a draw of its own
     groups_with_a_draw          the same with one draw for all of a step, as GRPO submits them
-    suite                       the honest kernels of tests/honest, which are written as real ones are
+    suite                       the honest kernels of tests/honest, which are written as real ones are, each
+                                with a task that no worker knows; on a GPU four times, as the first wait until
+                                a worker has loaded what torch needs for an operator
     timed_..., on a GPU         the first two sets with timing, in an executor that has compiled nothing yet
     fresh_process_each, on a GPU   a process and a CUDA context for each candidate, to compare with
 
@@ -21,6 +23,7 @@ compile) counted.
 """
 
 import contextlib
+import dataclasses
 import json
 import os
 import re
@@ -154,6 +157,18 @@ def candidates(tasks: list[Task], n: int) -> Pairs:
     return found
 
 
+def honest(number: int) -> Pairs:
+    """The kernels of tests/honest. With another number each has another name, and its task another text."""
+    found = []
+    for case in read("honest"):
+        # A first line that is a comment tells the tests what to expect of a kernel; it is no part of it.
+        source = re.sub(r"^# .*\n", "", case.source)
+        for kernel in re.findall(r"^@triton\.jit[^\n]*\ndef (\w+)", source, re.MULTILINE):
+            source = re.sub(rf"(?<![\w.]){kernel}\b", f"{kernel}_{number}", source)
+        found.append((dataclasses.replace(case.task, source=f"{case.task.source}\n# {number}\n"), source))
+    return found
+
+
 def tasks_of(cfg: Config, dot: bool, n: int, seed: int) -> list[Task]:
     """n synthetic tasks with a matrix product, or n without."""
     size = "cpu" if cfg.device == "cpu" else "gpu"
@@ -184,8 +199,7 @@ def run(cfg: Config) -> Iterator[tuple[str, Any]]:
     plain = candidates(tasks_of(cfg, False, count, seed=1), cfg.n)
     dots = candidates(tasks_of(cfg, True, count, seed=1), cfg.n)
     groups = [(task, f"{source}\n# {i}\n") for task, source in plain[: cfg.n // 8] for i in range(8)]
-    # A first line that is a comment tells the tests what to expect of a kernel; it is no part of the kernel.
-    suite = [(case.task, re.sub(r"^# .*\n", "", case.source)) for case in read("honest")]
+    suite = [pair for number in range(4 if cfg.device == "cuda" else 1) for pair in honest(number)]
     sets = {"maps_and_reductions": plain, "dots": dots, "groups_of_8": groups, "suite": suite}
     executor, seconds = started(cfg)
     with executor:

@@ -28,10 +28,10 @@ import torch
 from bench.results import command, environment, write_json
 from nanotriton import config, log
 from nanotriton.executor.common import probe
-from nanotriton.executor.judge.compare import kernelbench_allclose
-from nanotriton.executor.judge.reference import Reference
+from nanotriton.executor.judge.comparison.compare import kernelbench_allclose
+from nanotriton.executor.judge.reference.reference import Reference
 from nanotriton.executor.judge.start import ALLOCATOR
-from nanotriton.executor.judge.trial import judge_trial
+from nanotriton.executor.judge.trials.trial import judge_trial
 from nanotriton.plan.trees import leaves, mapped, tensors
 from nanotriton.tasks.task import Task, find_tasks
 from nanotriton.verdict import Fault
@@ -73,7 +73,7 @@ def shrunk(task: Task, cap: int) -> Task:
 
 def mean_answer(reference: Reference) -> float:
     """The mean of the answer to one draw, which is the best constant to answer with."""
-    own = reference.run(reference.inputs("plain", 1), 1)
+    own = reference.run(reference.inputs.draw("plain", 1), 1)
     return next((t.double().mean().item() for t in tensors(own) if not t.is_complex()), 0.0)
 
 
@@ -149,14 +149,14 @@ def look(reference: Reference) -> dict:
     except Fault as fault:
         found = f"{fault.status}: {fault.message}"
     mean = mean_answer(reference)
-    names = fakes(reference, reference.inputs("plain", 42), 42, mean)
+    names = fakes(reference, reference.inputs.draw("plain", 42), 42, mean)
     ours = [name for name in names if passing(reference, name, mean)]
     return {"reference": found, "pass_ours": ours, "pass_kernelbench": passing_kernelbench(reference, mean)}
 
 
 def passing_kernelbench(reference: Reference, mean: float) -> list[str]:
     """The fakes that pass KernelBench's allclose on one of its own draws."""
-    inputs = reference.inputs("plain", 42)
+    inputs = reference.inputs.draw("plain", 42)
     own = reference.run(mapped(inputs, torch.clone), 42)
     found = []
     for name, make in fakes(reference, inputs, 42, mean).items():

@@ -18,6 +18,7 @@ this process alone. TRL is not among the requirements: pip install trl
 """
 
 import gc
+import itertools
 import tempfile
 import threading
 import time
@@ -110,8 +111,8 @@ class Peak(threading.Thread):
 class Steps:
     """The seconds of each step, and the peak of the timed ones."""
 
-    def __init__(self, cfg: Config, world: World, peak: Peak):
-        self.cfg, self.peak = cfg, peak
+    def __init__(self, engine: str, cfg: Config, world: World, peak: Peak):
+        self.engine, self.cfg, self.peak = engine, cfg, peak
         self.wait = torch.cuda.synchronize if world.device.type == "cuda" else lambda: None
         self.seconds: list[float] = []
 
@@ -124,6 +125,8 @@ class Steps:
     def end(self) -> None:
         self.wait()
         self.seconds.append(time.perf_counter() - self.start)
+        many = self.cfg.warmup + self.cfg.steps
+        print(f"{self.engine}: step {len(self.seconds)}/{many} {self.seconds[-1]:.1f} s", flush=True)
 
     def row(self) -> dict[str, Any]:
         timed = self.seconds[self.cfg.warmup :]
@@ -156,7 +159,7 @@ def ours(cfg: Config, world: World, peak: Peak) -> dict[str, Any]:
     )
     model = training.make_model(settings, world, "adamw", settings.micro_tokens, copies=1)
     optimizer = distributed.adamw(model, 1e-6)
-    steps = Steps(cfg, world, peak)
+    steps = Steps("ours", cfg, world, peak)
     parts: dict[str, float] = {}
     with make_executor(world, 0) as executor:
         trainer = training.grpo_parts(settings, world, model, optimizer, executor, False)
@@ -202,9 +205,11 @@ def transformers_model(cfg: Config, world: World) -> torch.nn.Module:
 
 def judged(judge: StandInExecutor, tasks: dict[str, Task]) -> Callable[..., list[float | None]]:
     """TRL's reward function: the executor's verdict on what stands for each sample."""
+    batches = itertools.count()
 
     def verdicts(completions: list, task: list[str], **columns: Any) -> list[float | None]:
-        futures = [judge.submit(tasks[name], "") for name in task]
+        draw = f"batch {next(batches)}"  # as nanotriton.reward.adapters does it
+        futures = [judge.submit(tasks[name], "", draw) for name in task]
         return [reward(future.result()) for future in futures]
 
     return verdicts
@@ -226,7 +231,7 @@ def trl(cfg: Config, world: World, peak: Peak) -> dict[str, Any]:
         {"prompt": " ".join(f"w{i}" for i in tokenizer.encode(task.source)), "task": task.name}
         for task in tasks
     ]
-    steps = Steps(cfg, world, peak)
+    steps = Steps("trl", cfg, world, peak)
 
     class Timed(TrainerCallback):
         def on_step_begin(self, *_, **__) -> None:

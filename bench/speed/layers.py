@@ -19,6 +19,7 @@ from torch import Tensor
 from bench.results import command, environment, write_json
 from nanotriton import config
 from nanotriton.kernels import layers
+from nanotriton.kernels.heads import norm_and_rotate
 
 COPIES = 3  # buffer sets a timing rotates through
 EPS = 1e-6
@@ -70,6 +71,10 @@ def torch_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, 
     return rotate(q), rotate(k)
 
 
+def torch_heads(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, q_weight: Tensor, k_weight: Tensor):
+    return torch_rope(torch_norm(q, q_weight), torch_norm(k, k_weight), cos, sin)
+
+
 def torch_swiglu(gate: Tensor, up: Tensor) -> Tensor:
     return F.silu(gate) * up
 
@@ -97,6 +102,14 @@ def our_norm_residual(x: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tens
     return layers.rms_norm(x, weight, EPS, residual)
 
 
+def our_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    return norm_and_rotate(q, k, None, (cos, sin))
+
+
+def our_heads(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, q_weight: Tensor, k_weight: Tensor):
+    return norm_and_rotate(q, k, (q_weight, k_weight, EPS), (cos, sin))
+
+
 def cases(rows: int) -> dict[str, Case]:
     """The operations by name. rows: tokens."""
     found = norm_cases(rows)
@@ -107,7 +120,10 @@ def cases(rows: int) -> dict[str, Case]:
         return [randn(rows, heads, dim), randn(rows, kv_heads, dim), cos, sin]
 
     moved = 2 * rows * (heads + kv_heads) * dim * 2 + rows * dim * 4  # queries, keys; cos, sin
-    found["rope 32/8 heads x 128"] = Case(layers.rope, torch_rope, rope_inputs, moved, moved)
+    found["rope 32/8 heads x 128"] = Case(our_rope, torch_rope, rope_inputs, moved, moved)
+    found["norms and rope 32/8 heads x 128"] = Case(
+        our_heads, torch_heads, lambda: [*rope_inputs(), *randn(2, dim)], moved, moved + moved // 2
+    )
     for width in (12288, 14336):
         size = rows * width * 2
 

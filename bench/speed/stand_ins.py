@@ -1,7 +1,8 @@
 """What stands in for tokenizer, executor and sampler where a model of random weights is timed.
 
-Such a model samples noise. So for each sample another synthetic task is judged with its own solution. No two
-are alike, so that no cache helps, and every third one is made wrong.
+Such a model samples noise. So a synthetic task's own solution is judged for each sample. As in training, the
+samples of a group answer one task. Each names its kernels otherwise, so that it is recorded, compiled and
+judged by itself, and every third one is made wrong.
 """
 
 import json
@@ -52,7 +53,7 @@ class StandInExecutor:
         self.executor, self.pairs = executor, pairs
 
     def expect(self, tasks: list[Task]) -> None:
-        """Each candidate has a task of its own here."""
+        self.executor.expect(tasks)
 
     def submit(self, task: Task, source: str, draw: str | None = None):
         return self.executor.submit(*next(self.pairs[task.name]), draw)
@@ -65,14 +66,18 @@ def tasks_and_pairs(
 
     size: of the tasks, "cpu" or "gpu".
     """
-    tasks = synthetic.generate("rl", steps * prompts * GROUP, 0, size)
+    tasks = synthetic.generate("rl", steps * prompts, 0, size)
     pairs = {}
-    for first in range(0, len(tasks), GROUP):
-        group = []
-        for j, task in enumerate(tasks[first : first + GROUP]):
-            group.append((task, wrong(task.solution) if j % 3 == 2 else task.solution))
-        pairs[tasks[first].name] = iter(group)
-    return tasks[::GROUP], pairs
+    for task in tasks:
+        group = [(task, answer(task.solution, j)) for j in range(GROUP)]
+        pairs[task.name] = iter(group)
+    return tasks, pairs
+
+
+def answer(solution: str, number: int) -> str:
+    """The solution with kernels that no other number has; every third answer stores another value."""
+    source = re.sub(r"\bkernel\b", f"kernel_{number}", solution)
+    return wrong(source) if number % 3 == 2 else source
 
 
 def wrong(source: str) -> str:

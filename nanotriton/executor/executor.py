@@ -79,13 +79,8 @@ class Executor:
         depth: int = 3,
         seed: int | None = None,
     ):
-        kind, _, index = device.partition(":")
-        if kind not in ("cpu", "cuda") or not (index.isdecimal() or not index):
-            raise ValueError(f"unknown device {device!r}; one of cpu, cuda, cuda:N")
-        if mode is not None and mode not in MODES:
-            raise ValueError(f"unknown mode {mode!r}; one of {', '.join(MODES)}")
-        if mode == "process" and kind == "cpu":
-            raise ValueError(NEEDS_GPU)
+        kind, index = parse_device(device)
+        check_mode(mode, kind)
         given = 1.0 if memory_gib is None else memory_gib
         if timeout <= 0 or given <= 0 or (workers is not None and workers < 1) or depth < 1:
             raise ValueError("timeout and memory_gib must be positive, workers and depth at least 1")
@@ -98,7 +93,7 @@ class Executor:
         self.workers = workers or default_workers()
         self.depth = depth
         self.memory = memory_share(self.workers) if memory_gib is None else int(memory_gib * 2**30)
-        self.visible = visible_devices(int(index) if index else None)
+        self.visible = visible_devices(index)
         self.card = DEFAULT if device == "cpu" else read_card(self.visible, time)
         self.secret = secrets.token_hex(16) if seed is None else _sha256(f"seed {seed}")
         if missing := sandbox.support():
@@ -107,6 +102,10 @@ class Executor:
             self.root, self._lock_fd = make_root()
         except OSError as error:
             raise ConfigError(f"the executor's temporary folder can't be made: {error}") from None
+        self._start()
+
+    def _start(self) -> None:
+        """Begin to take candidates: the supervisor, and the thread in which it runs."""
         self._lock = threading.Lock()  # for the three below, which other threads touch too
         self._submitted: deque[Entry] = deque()
         self._known: OrderedDict[tuple, Future] = OrderedDict()
@@ -217,6 +216,22 @@ class Executor:
         with self._lock:
             while len(self._known) > REMEMBERED and next(iter(self._known.values())).done():
                 self._known.popitem(last=False)
+
+
+def parse_device(device: str) -> tuple[str, int | None]:
+    """("cpu" or "cuda", the number of the GPU if one is named). Raises ValueError."""
+    kind, _, index = device.partition(":")
+    if kind not in ("cpu", "cuda") or not (index.isdecimal() or not index):
+        raise ValueError(f"unknown device {device!r}; one of cpu, cuda, cuda:N")
+    return kind, int(index) if index else None
+
+
+def check_mode(mode: str | None, kind: str) -> None:
+    """Raise ValueError unless candidates can be run so on this kind of device."""
+    if mode is not None and mode not in MODES:
+        raise ValueError(f"unknown mode {mode!r}; one of {', '.join(MODES)}")
+    if mode == "process" and kind == "cpu":
+        raise ValueError(NEEDS_GPU)
 
 
 def _sha256(text: str) -> str:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from nanotriton.executor.executor import Executor
-from nanotriton.executor.judge.script import answer_path
+from nanotriton.executor.judge.candidate.script import answer_path
 from nanotriton.executor.phases import ScriptPhases
 from nanotriton.tasks.task import Task
 from nanotriton.verdict import Verdict
@@ -67,7 +67,7 @@ class ScriptExecutor(Executor):
 
 
 def read_answer(path: str) -> Answer:
-    """An answer from the file in which judge/script.py left it."""
+    """An answer from the file in which judge/candidate/script.py left it."""
     from nanotriton.plan import wire
 
     with open(path, "rb") as file:

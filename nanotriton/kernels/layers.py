@@ -1,12 +1,12 @@
-"""RMSNorm, RoPE and SwiGLU: what a transformer does between its matrix products, forward and backward.
+"""RMSNorm and SwiGLU: what a transformer does between its matrix products, forward and backward.
 
-model.py calls the public functions at the end of the file: `rms_norm`, `rope` (through `norm_and_rotate`) and
-`swiglu`. Read those first, then the one of the three parts that you want. The public functions differentiate.
-They choose by where the tensor is: on CUDA a Triton kernel runs, elsewhere its torch twin, `<name>_torch`,
-which has the same arguments and the same answer. The tests compare the two.
+model.py calls the public functions at the end of the file, `rms_norm` and `swiglu`. Read those first, then
+the one of the two parts that you want. The public functions differentiate. They choose by where the tensor
+is: on CUDA a Triton kernel runs, elsewhere its torch twin, `<name>_torch`, which has the same arguments and
+the same answer. The tests compare the two. What becomes of the heads of q and k is in heads.py.
 
-All three are bound by memory: each kernel reads its inputs and writes its outputs once, computes in fp32 and
-rounds once. The forwards of rope and swiglu take inputs that are parts of each row of something wider as they
+Both are bound by memory: each kernel reads its inputs and writes its outputs once, computes in fp32 and
+rounds once. The forward of swiglu takes inputs that are parts of each row of something wider as they
 are: a product that made several projections at once leaves them so (Transformer.merge_projections).
 
 The norm's and SwiGLU's forwards may be told the weight that the next product reads, `upcoming`. Its beginning
@@ -233,120 +233,6 @@ class _RMSNorm(torch.autograd.Function):
         return dx, dw, None, dx if dtotal is not None else None, None
 
 
-# ------------------------------------------------------------------------------------------------
-# RoPE
-@triton.jit
-def _rotate(
-    x_ptr,
-    x_stride,
-    out_ptr,
-    token,
-    cos,
-    sin,
-    HEADS: tl.constexpr,
-    HEADS_PADDED: tl.constexpr,
-    HALF: tl.constexpr,
-    LANES: tl.constexpr,
-):
-    """One token's heads, from x to out: LANES is HALF, padded to a power of two, as HEADS_PADDED is HEADS."""
-    head, lane = tl.arange(0, HEADS_PADDED), tl.arange(0, LANES)
-    inside = head[:, None] * (HALF * 2) + lane[None, :]
-    mask = (head < HEADS)[:, None] & (lane < HALF)[None, :]
-    a = tl.load(x_ptr + token * x_stride + inside, mask, 0.0).to(tl.float32)
-    b = tl.load(x_ptr + token * x_stride + inside + HALF, mask, 0.0).to(tl.float32)
-    at = token * (HEADS * HALF * 2) + inside
-    tl.store(out_ptr + at, (a * cos - b * sin).to(out_ptr.dtype.element_ty), mask)
-    tl.store(out_ptr + at + HALF, (b * cos + a * sin).to(out_ptr.dtype.element_ty), mask)
-
-
-@triton.jit
-def _rope_kernel(
-    q_ptr,
-    k_ptr,
-    cos_ptr,
-    sin_ptr,
-    q_out_ptr,
-    k_out_ptr,
-    q_stride,
-    k_stride,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    HEADS_PADDED: tl.constexpr,
-    KV_HEADS_PADDED: tl.constexpr,
-    HALF: tl.constexpr,
-    LANES: tl.constexpr,
-    INVERSE: tl.constexpr,
-):
-    """Each program one token: all heads of q and of k."""
-    token = tl.program_id(0).to(tl.int64)
-    lane = tl.arange(0, LANES)
-    cos = tl.load(cos_ptr + token * HALF + lane, lane < HALF, 0.0)[None, :]
-    sin = tl.load(sin_ptr + token * HALF + lane, lane < HALF, 0.0)[None, :]
-    if INVERSE:
-        sin = -sin
-    _rotate(q_ptr, q_stride, q_out_ptr, token, cos, sin, HEADS, HEADS_PADDED, HALF, LANES)
-    _rotate(k_ptr, k_stride, k_out_ptr, token, cos, sin, KV_HEADS, KV_HEADS_PADDED, HALF, LANES)
-
-
-def rope_rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, inverse: bool) -> tuple[Tensor, Tensor]:
-    """q [T, H, D] and k [T, Hkv, D] turned by the angles of cos and sin [T, D / 2]; inverse: turned back.
-
-    A rotation's gradient is the inverse rotation.
-    """
-    q, k = (x if tokens_are_whole(x) else x.contiguous() for x in (q, k))
-    q_out, k_out = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k))
-    cos, sin = cos.contiguous(), sin.contiguous()
-    (tokens, heads, dim), kv_heads = q.shape, k.shape[1]
-    if tokens:
-        _rope_kernel[(tokens,)](
-            q,
-            k,
-            cos,
-            sin,
-            q_out,
-            k_out,
-            q.stride(0),
-            k.stride(0),
-            HEADS=heads,
-            KV_HEADS=kv_heads,
-            HEADS_PADDED=triton.next_power_of_2(heads),
-            KV_HEADS_PADDED=triton.next_power_of_2(kv_heads),
-            HALF=dim // 2,
-            LANES=triton.next_power_of_2(dim // 2),
-            INVERSE=inverse,
-            num_warps=4,
-        )
-    return q_out, k_out
-
-
-def rope_rotate_torch(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, inverse: bool) -> tuple[Tensor, Tensor]:
-    cos, sin, sign = cos[:, None], sin[:, None], -1.0 if inverse else 1.0
-    outs = []
-    for x in (q, k):
-        (a, b), out = x.float().chunk(2, dim=-1), torch.empty(x.shape, dtype=torch.float32, device=x.device)
-        out_a, out_b = out.chunk(2, dim=-1)
-        torch.mul(a, cos, out=out_a).addcmul_(b, sin, value=-sign)
-        torch.mul(b, cos, out=out_b).addcmul_(a, sin, value=sign)
-        outs.append(out.to(x.dtype))
-    return outs[0], outs[1]
-
-
-class _RoPE(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor):
-        ctx.save_for_backward(cos, sin)
-        return (rope_rotate if q.is_cuda else rope_rotate_torch)(q, k, cos, sin, False)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, dq: Tensor, dk: Tensor):
-        return (
-            *(rope_rotate if dq.is_cuda else rope_rotate_torch)(dq, dk, *ctx.saved_tensors, True),
-            None,
-            None,
-        )
-
-
 # ------------------------------------------------------------------------------------------------------------
 # SwiGLU
 @triton.jit
@@ -467,29 +353,6 @@ def rms_norm(
     summed in fp32. upcoming: the weight that the next product reads, to be read ahead.
     """
     return _RMSNorm.apply(x, weight, eps, residual, upcoming)
-
-
-def rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Rotate the two halves of every head of q [T, H, D] and k [T, Hkv, D] by cos, sin [T, D / 2] fp32
-    (arXiv 2104.09864, in Hugging Face's half-split layout)."""
-    return _RoPE.apply(q, k, cos, sin)
-
-
-def norm_and_rotate(
-    q: Tensor,
-    k: Tensor,
-    norms: tuple[Tensor, Tensor, float] | None,
-    rotation: tuple[Tensor, Tensor] | None,
-) -> tuple[Tensor, Tensor]:
-    """The heads of q [T, H, D] and k [T, Hkv, D] normed, then rotated.
-
-    norms: the weights [D] of q's and of k's norm, and eps. rotation: cos and sin, as rope takes them. Either
-    may be None, for a model or a layer without.
-    """
-    if norms:
-        q_weight, k_weight, eps = norms
-        q, k = rms_norm(q, q_weight, eps), rms_norm(k, k_weight, eps)
-    return rope(q, k, *rotation) if rotation else (q, k)
 
 
 def swiglu(gate: Tensor, up: Tensor, upcoming: Tensor | None = None) -> Tensor:

@@ -5,8 +5,8 @@
     entropy_t = -sum_v p_tv log p_tv          p = softmax(z)
 
 Logits are made for a few rows at a time, in fp32 from the matrix product on, and made again in the
-backward: one matrix product forward, three backward. What the backward needs of a row is its logsumexp
-and its entropy:
+backward: one matrix product forward, three backward. Where all of them fit in one chunk, or are to be kept,
+the backward has them already. What it needs of a row beside them is its logsumexp and its entropy:
 
     dz_tv = g_t (1[v = target_t] - p_tv) - h_t p_tv (log p_tv + entropy_t)      g, h: gradients of logp and entropy
 
@@ -37,6 +37,7 @@ def token_logprobs(
     temperature: float = 1.0,
     valid_vocab: int | None = None,
     entropy: bool = True,
+    keep_logits: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """hidden [T, D], weight [V, D], targets [T] int64 -> logp [T], entropy [T] (None with entropy=False),
     both fp32.
@@ -44,7 +45,8 @@ def token_logprobs(
     Both outputs have gradients to hidden and weight. Matrix products are in hidden's dtype with fp32
     sums (float64 stays float64, for tests); the weight may be an fp32 master of a bf16 hidden: its
     gradient is then fp32, unrounded. valid_vocab: the tokenizer's size where the embedding is padded
-    beyond it. A target outside [0, valid_vocab) has logp -inf. Cross-entropy is -logp.
+    beyond it. A target outside [0, valid_vocab) has logp -inf. Cross-entropy is -logp. keep_logits: save a
+    matrix product, and hold 4 T V bytes until the backward.
     """
     if (
         hidden.ndim != 2
@@ -59,17 +61,22 @@ def token_logprobs(
     valid = weight.shape[0] if valid_vocab is None else valid_vocab
     if not 0 < valid <= weight.shape[0]:
         raise ValueError(f"valid_vocab must be in 1..{weight.shape[0]}, the rows of the weight, not {valid}")
-    logp, ent = _TokenLogprobs.apply(hidden.contiguous(), weight, targets, float(temperature), valid, entropy)
+    keep = keep_logits and torch.is_grad_enabled()
+    logp, ent = _TokenLogprobs.apply(
+        hidden.contiguous(), weight, targets, float(temperature), valid, entropy, keep
+    )
     return logp, ent if entropy else None
 
 
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, hidden, weight, targets, temperature, valid, entropy):
+    def forward(ctx, hidden, weight, targets, temperature, valid, entropy, keep_logits):
         w = _compute_weight(weight, hidden, valid)
-        logits = kept = None
+        logits = None
         rows = hidden.new_empty((3, len(hidden)), dtype=_wide(hidden))  # logp, entropy, logsumexp
         chunks = _chunks(len(hidden), len(w), _budget(hidden))
+        if keep_logits and chunks:
+            chunks = [slice(0, len(hidden))]
         buffer = rows.new_empty(max((c.stop - c.start for c in chunks), default=0) * len(w))
         for chunk in chunks:
             logits = _logits(hidden[chunk], w, buffer, temperature)
@@ -77,9 +84,8 @@ class _TokenLogprobs(torch.autograd.Function):
                 rows_forward(logits, targets[chunk], rows[:, chunk], temperature, valid)
             else:
                 rows_forward_torch(logits, targets[chunk], rows[:, chunk], entropy)
-        if not hidden.is_cuda and len(chunks) == 1:
-            kept = logits
-        ctx.save_for_backward(hidden, weight, targets, rows, kept)
+        ctx.save_for_backward(hidden, weight, targets, rows)
+        ctx.logits = logits if len(chunks) == 1 else None
         ctx.temperature, ctx.valid, ctx.entropy = temperature, valid, entropy
         ctx.set_materialize_grads(False)
         logp, ent = rows[0].clone(), rows[1].clone()  # outputs must not share storage with what is saved
@@ -90,7 +96,8 @@ class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad_logp, grad_entropy):
-        hidden, weight, targets, rows, kept = ctx.saved_tensors
+        hidden, weight, targets, rows = ctx.saved_tensors
+        kept, ctx.logits = ctx.logits, None  # they are written over: another backward makes them again
         w = _compute_weight(weight, hidden, ctx.valid)
         grads = torch.zeros_like(rows[:2])
         for row, grad in zip(grads, (grad_logp, grad_entropy if ctx.entropy else None)):
@@ -123,7 +130,7 @@ class _TokenLogprobs(torch.autograd.Function):
         del buffer, logits, d  # freed before hidden's gradient is rounded
         if to_weight:
             grad_weight[len(w) if len(hidden) else 0 :] = 0.0  # the padding's rows, which the CPU leaves out
-        return grad_hidden.to(hidden.dtype) if to_hidden else None, grad_weight, None, None, None, None
+        return grad_hidden.to(hidden.dtype) if to_hidden else None, grad_weight, *[None] * 5
 
 
 def _compute_weight(weight: Tensor, hidden: Tensor, valid: int) -> Tensor:

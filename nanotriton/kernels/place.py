@@ -3,7 +3,7 @@
 It norms each head of q and k (Qwen3), rotates it, and writes k and v to the paged cache.
 
 CachedAttention.place (kv_cache.py) calls `place` once a layer. `place` runs the kernel on CUDA and its torch
-twin elsewhere. The trainer's forward has no cache and calls `norm_and_rotate` (layers.py) instead. The kernel
+twin elsewhere. The trainer's forward has no cache and calls `norm_and_rotate` (heads.py) instead. The kernel
 rounds where those separate steps round, so that a sampler sees what the trainer computes.
 """
 
@@ -11,8 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from nanotriton.kernels.heads import norm_and_rotate, normed_and_rotated
 from nanotriton.kernels.launch import early, wait_for_previous
-from nanotriton.kernels.layers import norm_and_rotate, tokens_are_whole
+from nanotriton.kernels.layers import tokens_are_whole
 
 
 def place(
@@ -85,45 +86,6 @@ def place_cuda(q, k, v, norms, rotation, k_cache, v_cache, page, offset) -> tupl
 
 
 @triton.jit
-def _norm_and_rotate_in_place(
-    x,
-    weight,
-    at,
-    mask,
-    lane,
-    cos,
-    sin,
-    eps,
-    HALF: tl.constexpr,
-    NORM: tl.constexpr,
-    ROTATE: tl.constexpr,
-):
-    """Norm and rotate the heads x[at] (their first halves) and x[at + HALF] (their second) where they are.
-
-    -> both halves, computed in fp32 and rounded as x is.
-    """
-    a = tl.load(x + at, mask, 0.0).to(tl.float32)
-    b = tl.load(x + at + HALF, mask, 0.0).to(tl.float32)
-    if NORM:
-        inside = lane < HALF
-        weight_a = tl.load(weight + lane, inside, 0.0).to(tl.float32)[None, :]
-        weight_b = tl.load(weight + HALF + lane, inside, 0.0).to(tl.float32)[None, :]
-        rstd = tl.rsqrt(tl.sum(a * a + b * b, 1) / (2 * HALF) + eps)[:, None]
-        # rounded, as the result of a norm that stands alone is
-        a = (a * rstd * weight_a).to(x.dtype.element_ty).to(tl.float32)
-        b = (b * rstd * weight_b).to(x.dtype.element_ty).to(tl.float32)
-    if ROTATE:
-        turned = a * cos - b * sin
-        b = b * cos + a * sin
-        a = turned
-    a = a.to(x.dtype.element_ty)
-    tl.store(x + at, a, mask)
-    b = b.to(x.dtype.element_ty)
-    tl.store(x + at + HALF, b, mask)
-    return a, b
-
-
-@triton.jit
 def _place_kernel(
     q,
     k,
@@ -168,11 +130,15 @@ def _place_kernel(
 
     at = token * q_row + head[:, None] * DIM + lane[None, :]
     mask = (head < HEADS)[:, None] & inside[None, :]
-    _norm_and_rotate_in_place(q, q_weight, at, mask, lane, cos, sin, eps, HALF, NORM, ROTATE)
+    a, b = normed_and_rotated(q, q_weight, at, mask, lane, cos, sin, eps, HALF, NORM, ROTATE)
+    tl.store(q + at, a, mask)
+    tl.store(q + at + HALF, b, mask)
 
     at = token * k_row + kv_head[:, None] * DIM + lane[None, :]
     mask = (kv_head < KV_HEADS)[:, None] & inside[None, :]
-    a, b = _norm_and_rotate_in_place(k, k_weight, at, mask, lane, cos, sin, eps, HALF, NORM, ROTATE)
+    a, b = normed_and_rotated(k, k_weight, at, mask, lane, cos, sin, eps, HALF, NORM, ROTATE)
+    tl.store(k + at, a, mask)
+    tl.store(k + at + HALF, b, mask)
 
     # the token's entry in each head's page
     entry = (tl.load(page + token).to(tl.int64) * KV_HEADS + kv_head) * PAGE + tl.load(offset + token)

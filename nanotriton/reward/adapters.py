@@ -14,6 +14,7 @@ trl_reward("my_reward.py", device="cuda"), in verl as custom_reward_function.rew
 """
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -29,13 +30,16 @@ def trl_reward(reward: str = "", **options: Any) -> Callable[..., list[float | N
     """A reward function for TRL's GRPOTrainer.
 
     A sample that says nothing of the model, because the executor or the task failed, has no reward: TRL
-    leaves it out of its group's mean and gives it no advantage.
+    leaves it out of its group's mean and gives it no advantage. The answers to one task in one batch are
+    judged on the same inputs.
     """
     worth = reward_file(reward)
+    batches = itertools.count()
 
     def triton_reward(completions: Sequence, task: Sequence[str], **columns: Any) -> list[float | None]:
         texts = [c if isinstance(c, str) else c[-1]["content"] for c in completions]
-        futures = [submit(source, text, options) for source, text in zip(task, texts, strict=True)]
+        draw = f"batch {next(batches)}"
+        futures = [submit(source, text, options, draw) for source, text in zip(task, texts, strict=True)]
         verdicts = [future.result() for future in futures]
         if "log_extra" in columns:  # a column of TRL's table of completions
             columns["log_extra"]("status", [verdict.status for verdict in verdicts])
@@ -76,11 +80,11 @@ def reward_file(path: str) -> Callable:
     return reward_function(RewardOptions(reward=path))
 
 
-def submit(task: str, completion: str, options: dict[str, Any]) -> Future[Verdict]:
-    """The verdict to come on the candidate in a completion."""
+def submit(task: str, completion: str, options: dict[str, Any], draw: str | None = None) -> Future[Verdict]:
+    """The verdict to come on the candidate in a completion. draw: as in Executor.submit."""
     candidate = extract_candidate(completion)
     if candidate is not None:
-        return shared_executor(**options).submit(as_task(task), candidate)
+        return shared_executor(**options).submit(as_task(task), candidate, draw)
     without: Future[Verdict] = Future()
     without.set_result(Verdict("no_code", "extract", "no fenced Python block defines ModelNew"))
     return without

@@ -21,7 +21,7 @@ def reference(hidden, weight, targets, temperature, valid):
     return log_p.gather(1, targets[:, None])[:, 0], -(log_p.exp() * log_p).sum(1)
 
 
-@pytest.mark.parametrize("chunk", [10_000, 64])
+@pytest.mark.parametrize("chunk,keep", [(10_000, False), (64, False), (64, True)])
 @pytest.mark.parametrize("vocab,valid", [(512, None), (5000, 4987), (50257, None)])
 @pytest.mark.parametrize(
     "dtype,master",
@@ -32,7 +32,7 @@ def reference(hidden, weight, targets, temperature, valid):
         (torch.float16, torch.float16),
     ],
 )
-def test_values_and_gradients(monkeypatch, chunk, vocab, valid, dtype, master):
+def test_values_and_gradients(monkeypatch, chunk, keep, vocab, valid, dtype, master):
     monkeypatch.setattr(logprob, "CUDA_BYTES", chunk * 4 * vocab)
     g = torch.Generator("cuda").manual_seed(0)
     tokens, width, temperature = 300, 256, 0.8
@@ -43,7 +43,7 @@ def test_values_and_gradients(monkeypatch, chunk, vocab, valid, dtype, master):
     targets = torch.randint(0, valid or vocab, (tokens,), device="cuda", generator=g)
     up = torch.randn(2, tokens, device="cuda", generator=g)
 
-    ours = token_logprobs(hidden, weight, targets, temperature, valid)
+    ours = token_logprobs(hidden, weight, targets, temperature, valid, keep_logits=keep)
     truth = reference(hidden, weight, targets, temperature, valid)
     for a, b in zip(ours, truth):
         assert a.dtype == torch.float32 and (a - b).abs().max() < 1e-4

@@ -15,7 +15,7 @@ from test_attention import cumulative, plain  # noqa: E402
 from test_model import CASES, copy_of, logits, make_hf, relative  # noqa: E402
 
 from nanotriton import attention  # noqa: E402
-from nanotriton.kernels import layers  # noqa: E402
+from nanotriton.kernels import heads, layers  # noqa: E402
 from nanotriton.model import Transformer  # noqa: E402
 from nanotriton.model_config import ModelConfig  # noqa: E402
 from nanotriton.weights import load_model, save_model  # noqa: E402
@@ -64,16 +64,30 @@ def test_rms_norm(dtype, rows, n, residual):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(32, 8, 128), (9, 3, 64), (1, 1, 48), (40, 8, 96)])
-def test_rope(dtype, heads, kv_heads, dim):
-    q, k, angles = (
-        randn(257, heads, dim, dtype=dtype),
-        randn(257, kv_heads, dim, dtype=dtype),
-        randn(257, dim // 2) * 9,
+@pytest.mark.parametrize(("count", "kv_count", "dim"), [(32, 8, 128), (9, 3, 64), (1, 1, 48), (40, 8, 96)])
+@pytest.mark.parametrize(("norm", "rotate"), [(True, True), (True, False), (False, True)])
+@pytest.mark.parametrize("tokens", [257, 3000])
+def test_heads(dtype, count, kv_count, dim, norm, rotate, tokens):
+    q, dq = randn(2, tokens, count, dim, dtype=dtype)
+    k, dk = randn(2, tokens, kv_count, dim, dtype=dtype)
+    angles = randn(tokens, dim // 2) * 9
+    tables = (angles.cos(), angles.sin()) if rotate else (None, None)
+    given = (q, k, *(randn(2, dim) if norm else (None, None)), 1e-6, *tables)
+    low = (dq, dk, q, k)
+    exact = [x.float() for x in low]
+    got = (*heads.heads_forward(*given), *heads.heads_backward(dq, dk, *given))
+    twin = (*heads.heads_forward_torch(*given), *heads.heads_backward_torch(dq, dk, *given))
+    true = (
+        *heads.heads_forward_torch(*exact[2:], *given[2:]),
+        *heads.heads_backward_torch(*exact, *given[2:]),
     )
-    for inverse in (False, True):
-        args = (q, k, angles.cos(), angles.sin(), inverse)
-        close(layers.rope_rotate(*args), layers.rope_rotate_torch(*args), dtype)
+    for mine, rounded, right in zip(got[:4], twin[:4], true[:4], strict=True):
+        assert mine.dtype == dtype
+        # the twin's backward rounds between rotation and norm, too
+        assert relative(mine.float(), right) <= 1.1 * relative(rounded.float(), right) + 1e-6
+    if norm:
+        for mine, right in zip(got[4:], true[4:], strict=True):
+            assert mine.dtype == torch.float32 and relative(mine, right) < 1e-4
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -107,13 +121,13 @@ def test_parts_of_a_wider_product(dtype):
             layers.rms_norm_forward_torch(x, weight, 1e-6, None)[:1],
             dtype,
         )
-    close(
-        *(
-            rotate(q, k, angles.cos(), angles.sin(), False)
-            for rotate in (layers.rope_rotate, layers.rope_rotate_torch)
-        ),
-        dtype,
-    )
+    given = (weight, weight, 1e-6, angles.cos(), angles.sin())
+    for mine, whole in zip(
+        heads.heads_forward(q, k, *given),
+        heads.heads_forward(q.contiguous(), k.contiguous(), *given),
+        strict=True,
+    ):
+        assert torch.equal(mine, whole)
     gate, up = randn(77, 2 * 1536, dtype=dtype).chunk(2, -1)
     close([layers.swiglu_forward(gate, up)], [layers.swiglu_forward_torch(gate, up)], dtype)
 

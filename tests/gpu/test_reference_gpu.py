@@ -12,7 +12,7 @@ if not torch.cuda.is_available():
 
 from nanotriton.executor import Executor
 from nanotriton.executor.common import probe
-from nanotriton.executor.judge.reference import Reference
+from nanotriton.executor.judge.reference.reference import Reference
 from nanotriton.tasks.task import Task
 from nanotriton.verdict import Fault
 
@@ -101,8 +101,8 @@ def alive() -> bool:
 def test_a_stress_that_a_kernel_would_assert_against_is_not_asked(source, kinds):
     reference = Reference(source, "cuda")
     in_range = {"positive", "uneven positive", "tied positive", "inside"}  # for some draws
-    assert reference.kinds - in_range == kinds
-    assert reference.picky and alive()
+    assert reference.findings.kinds - in_range == kinds
+    assert reference.findings.picky and alive()
     for candidate in "abcdef":
         for trial in reference.trials(b"secret", candidate):
             reference.answer(trial.kind, trial.inputs, trial.weights)
@@ -214,7 +214,7 @@ def test_a_reference_that_draws_is_no_question(forward):
 )
 def test_atomics_and_operators_that_may_draw_are_fine(forward, init):
     reference = Reference(task(forward, init=init), "cuda")
-    assert "plain" in reference.kinds and alive()
+    assert "plain" in reference.findings.kinds and alive()
 
 
 # ---- settings ----
@@ -225,7 +225,7 @@ def test_what_cuda_sets_when_a_task_starts_it_is_no_patch():
     starts = task("return torch.sin(x)", top="torch.cuda.init()")
     code = f"""
 import torch
-from nanotriton.executor.judge.reference import Reference
+from nanotriton.executor.judge.reference.reference import Reference
 from nanotriton.tasks.task import Task
 assert not torch.cuda.is_initialized()
 Reference(Task("t", {starts.source!r}))

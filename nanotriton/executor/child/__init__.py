@@ -10,9 +10,9 @@ stranger, and the worker checks them as such. So a forged plan gains no more tha
 same steps.
 
 Who may import it. `judge/start.py` may, to name the targets and to warm up before the first fork; so may
-`judge/process.py` and `judge/script.py`, for constants. It imports `plan`, `executor.common` and
-`executor.sandbox`, and nothing of `judge`, `gpu` or `replay`: a child inherits the memory that it was
-forked from, so the code here knows no reference, no seed and no answer.
+`judge/candidate/process.py` and `judge/candidate/script.py`, for constants. It imports `plan`,
+`executor.common` and `executor.sandbox`, and nothing of `judge`, `gpu` or `replay`: a child inherits the
+memory that it was forked from, so the code here knows no reference, no seed and no answer.
 
     record.py        target of replay mode: record the candidate, hand the plan over
     recorder.py      import the file, build ModelNew, run forward on tensors without data

@@ -10,8 +10,8 @@ from nanotriton.executor.child.quiet import quiet
 from nanotriton.executor.common.construct import patched
 
 RANDOM, GRADIENTS = "random stream", "gradients"
-# By the names that they have in judge/settings.py. The precision of matrix products is none of them: kernels
-# are often given out with a line that allows TF32.
+# By the names that they have in judge/task/settings.py. The precision of matrix products is none of them:
+# kernels are often given out with a line that allows TF32.
 SETTINGS: dict[str, Callable[[], object]] = {
     "default dtype": torch.get_default_dtype,
     "deterministic algorithms": torch.are_deterministic_algorithms_enabled,

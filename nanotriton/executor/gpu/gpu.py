@@ -100,7 +100,7 @@ class Gpu:
 
         A task's inputs and answer are on the GPU about eight times, some of them in float64.
         """
-        return job.large or 4 * reference.bytes > self.share
+        return job.large or 4 * reference.findings.bytes > self.share
 
     @property
     def watch(self) -> Stopwatch:

@@ -1,8 +1,8 @@
 """What candidates share, on a GPU: memory that is not there while a candidate's kernels run.
 
 A kernel can make a pointer of any number. So the reference's answers that are kept for other candidates
-(judge/kept.py) lie in memory that is taken out of the process's address space before a kernel runs, and put
-back after it.
+(judge/reference/kept.py) lie in memory that is taken out of the process's address space before a kernel runs,
+and put back after it.
 """
 
 import logging

@@ -17,7 +17,7 @@ from nanotriton.executor.common import probe
 from nanotriton.executor.common.card import Card
 from nanotriton.executor.common.limits import SHORTAGES
 from nanotriton.executor.gpu.compile_server import compile_server
-from nanotriton.executor.judge.reference import Reference
+from nanotriton.executor.judge.reference.reference import Reference
 from nanotriton.executor.judge.worker import Worker
 from nanotriton.executor.sandbox import sandbox
 from nanotriton.executor.sandbox.files import readable_paths

@@ -23,13 +23,14 @@ from select import POLLIN, poll
 
 from nanotriton.executor.common.card import Card
 from nanotriton.executor.common.limits import REFERENCES, REPLAYERS, SHORTAGES
-from nanotriton.executor.judge import script, settings
-from nanotriton.executor.judge.candidate import examine, replay_mode
-from nanotriton.executor.judge.fits import Fits
-from nanotriton.executor.judge.job import Job, Spawn
-from nanotriton.executor.judge.module import ContextLost, Interruption
-from nanotriton.executor.judge.process import process_mode
-from nanotriton.executor.judge.reference import Reference
+from nanotriton.executor.judge.candidate import script
+from nanotriton.executor.judge.candidate.candidate import examine, replay_mode
+from nanotriton.executor.judge.candidate.fits import Fits
+from nanotriton.executor.judge.candidate.job import Job, Spawn
+from nanotriton.executor.judge.candidate.process import process_mode
+from nanotriton.executor.judge.reference.reference import Reference
+from nanotriton.executor.judge.task import settings
+from nanotriton.executor.judge.task.module import ContextLost, Interruption
 from nanotriton.executor.sandbox.clock import own_time
 from nanotriton.executor.sandbox.protocol import BEACON, Ended, receive, send
 from nanotriton.executor.sandbox.servers import CompileServers
@@ -47,7 +48,7 @@ ENDS_CONTEXT = (
 # characters of a verdict's message: a longer one would not fit into what a socket carries at once
 MESSAGE = 2000
 KEPT = 4  # tasks, the last asked for, that keep their modules and draws
-# and those that keep what candidates share (judge/kept.py): a worker has the groups of several tasks in turns
+# and those that keep what candidates share (kept.py): a worker has the groups of several tasks in turns
 KEPT_DRAWS = 16
 # A status that tells the stage of its verdict. Any other has the stage that was computed last.
 STAGES = {"syntax_error": "rules", "import_error": "import", "compile_error": "compile"}
@@ -198,7 +199,7 @@ class Worker:
         latest = reversed(self.references.values())
         for number, known in enumerate(latest):
             if number >= KEPT and isinstance(known, Reference):
-                known.forget_all()
+                known.forget()
                 if number >= KEPT_DRAWS:
                     known.kept.forget()
 
@@ -380,7 +381,7 @@ class Worker:
         """Raise ContextLost if a task's own code has ended the context."""
         for reference in self.references.values():
             if isinstance(reference, Reference):
-                reference.settle()
+                reference.code.settle()
 
     def finish(self, job: Job, folder: str, status: str, message: str = "", fallback: bool = False) -> None:
         """Report a verdict. fallback: this mode could not run the candidate; another one may."""

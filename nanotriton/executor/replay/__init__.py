@@ -11,6 +11,7 @@ Who may import it. `judge` may, to run plans, and `gpu`, whose backend the repla
 `plan`, `verdict`, `executor.common` and `executor.ttir`. It knows no reference and no tolerance.
 
     replayer.py    Replay: load, execute, outputs
+    memory.py      a plan's storages and tensors, what they begin with, and results that stay torch's
     backend.py     memory and kernels of a device; the CPU's
     poison.py      what memory holds before anybody has written to it
     unread.py      the elements that a run on the CPU never looked at

@@ -33,7 +33,7 @@ def ask(replay: Replay, inputs: list, weights: dict, backend: CpuBackend) -> Non
     Raises ReplayError with what it finds of TELLING. Returns quietly if it cannot judge the plan, or needs
     too long.
     """
-    asked = Replay(replay.plan, backend=backend, known=replay.known)
+    asked = Replay(replay.plan, backend=backend, known=replay.memory.known)
     asked.chosen = replay.chosen
     try:
         asked.load(inputs, weights)

@@ -16,14 +16,14 @@ import torch
 
 from nanotriton.executor import ttir
 from nanotriton.executor.replay.backend import STATUS, Backend, CpuBackend, ReplayError
+from nanotriton.executor.replay.memory import PlanMemory
 from nanotriton.executor.replay.operators import SOURCE, as_torch_runs, copies, operator, writes_into
 from nanotriton.plan.aten import decode, tensor_ids
-from nanotriton.plan.plan import DTYPES, Aten, Call, Choice, Launch, Plan, Storage, Tensor
+from nanotriton.plan.plan import Aten, Call, Choice, Launch, Plan
 from nanotriton.verdict import out_of_memory
 
 __all__ = ["Replay", "ReplayError"]
 
-Place = tuple[torch.UntypedStorage, int]  # a storage of torch's, and the byte in it at which memory starts
 TUNING_RUNS = 2  # runs of an autotuned kernel before its first result; a real tuner makes about a hundred
 # bytes of an element -> the integer dtype of its bits
 WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -47,17 +47,11 @@ class Replay:
         if backend is None and torch.device(device).type != "cpu":
             raise ValueError("a CUDA replay needs an arena.CudaBackend, which owns the arena")
         self.plan = plan
-        self.known = known or {}
         self.backend = backend or CpuBackend()
         self.chosen: dict[int, int] = {}
         self.modified_inputs: list[int] = []
-        self._pointed_at = _pointed_at(plan)
-        self._storages: dict[int, Place] = {}
-        self._tensors: dict[int, torch.Tensor] = {}
+        self.memory = PlanMemory(plan, self.backend, known or {})
         self._given: list[tuple[int, torch.Tensor]] = []  # (tensor of the plan, the input that fills it)
-        self._adopted: dict[int, Place] = {}  # storages that are torch's own results
-        # initial bytes by hash, on the device: a load then waits for nothing
-        self._uploaded: dict[str, torch.Tensor] = {}
 
     def run(
         self,
@@ -81,11 +75,11 @@ class Replay:
 
     def left(self, following: Plan) -> dict[int, torch.Tensor]:
         """After a run: the bytes that the plan of the next call takes over, by storage of this plan."""
-        return {source: self._bytes(source).clone() for _, source in following.carried}
+        return {source: self.memory.bytes(source).clone() for _, source in following.carried}
 
     def changed_carried(self, carried: dict[int, torch.Tensor]) -> bool:
         """After a run: whether it has changed something of what it took over (`left` of the call before)."""
-        pairs = [(self._bytes(here), carried[source]) for here, source in self.plan.carried]
+        pairs = [(self.memory.bytes(here), carried[source]) for here, source in self.plan.carried]
         return any_differ(pairs)
 
     def load(
@@ -95,20 +89,18 @@ class Replay:
         carried: dict[int, torch.Tensor] | None = None,
     ) -> None:
         """First third of `run`: poisoned memory, then inputs, weights and constants in their places."""
-        self.backend.reset(self.plan.storages)
-        self._storages = dict(self._adopted)  # a captured graph goes on writing there
-        self._tensors = {}
+        self.memory.reset()
         self._given = []
         _match(self.plan.inputs, list(inputs), self._given)
         for index, given in self._given:
-            self._fill(index, given, "input")
-        self._fill_weights(weights or {})
+            self.memory.fill(index, given, "input")
+        self.memory.fill_weights(weights or {})
         for here, source in self.plan.carried:
-            self._bytes(here).copy_(carried[source])
+            self.memory.bytes(here).copy_(carried[source])
 
     def execute_tuning(self) -> None:
         """As `execute`, in a first call on a card: an autotuner runs the kernel some times before."""
-        self._drop_adopted()
+        self.memory.drop_adopted()
         for step in self.plan.steps:
             if not isinstance(step, Choice):
                 self._call(step)
@@ -122,7 +114,7 @@ class Replay:
 
     def execute(self, skip_launch: int | range | None = None) -> None:
         """Second third: every step. Only this is timed."""
-        self._drop_adopted()
+        self.memory.drop_adopted()
         skipped = skip_launch if isinstance(skip_launch, range) else (skip_launch,)
         launches = 0
         for call in self.plan.flat_steps(self.chosen):
@@ -138,8 +130,8 @@ class Replay:
         device = self.backend.device
 
         def read() -> tuple[Any, list[torch.Tensor]]:
-            outputs = decode(self.plan.outputs, lambda i: _copy(self.tensor(i)), device)
-            changed = [_differ(self.tensor(i), given.to(device)) for i, given in self._given]
+            outputs = decode(self.plan.outputs, lambda i: _copy(self.memory.tensor(i)), device)
+            changed = [_differ(self.memory.tensor(i), given.to(device)) for i, given in self._given]
             return outputs, changed
 
         outputs, changed = self.backend.finish(read)
@@ -148,9 +140,8 @@ class Replay:
 
     def close(self) -> None:
         """Give all memory back, and the kernels. The next `load` takes them again."""
-        self._storages, self._tensors = {}, {}
-        self._given, self._adopted = [], {}
-        self.backend.close()
+        self._given = []
+        self.memory.close()
 
     def forget(self) -> None:
         """Give the last run's memory back, save the tensors that the caller still holds.
@@ -158,10 +149,7 @@ class Replay:
         On a GPU the memory is the arena's, and stays.
         """
         self._given = []
-        self._drop_adopted()
-        if self.backend.device.type == "cpu":
-            self.backend.reset([])
-            self._storages, self._tensors = {}, {}
+        self.memory.forget()
 
     # -- tuning
 
@@ -187,7 +175,7 @@ class Replay:
         self.backend.finish(lambda: (None, []))
 
     def _try_alternatives(self, step: Choice, time: Callable[[Callable[[], None]], float]) -> None:
-        saved = {index: self._bytes(index).clone() for index in self._touched(step)}
+        saved = {index: self.memory.bytes(index).clone() for index in self._touched(step)}
         times: dict[int, float] = {}
         refusal = None
         for number, calls in enumerate(step.alternatives):
@@ -198,7 +186,7 @@ class Replay:
                     raise
                 refusal = error
             for index, data in saved.items():
-                self._bytes(index).copy_(data)
+                self.memory.bytes(index).copy_(data)
         if not times:
             raise refusal
         self.chosen[step.key] = min(times, key=times.get)
@@ -211,117 +199,8 @@ class Replay:
                 tensors.update(_tensors_of(call))
         storages = {self.plan.tensors[i].storage for i in tensors}
         for index in storages:
-            self._allocate(index)
+            self.memory.allocate(index)
         return storages
-
-    # -- memory
-
-    def tensor(self, index: int) -> torch.Tensor:
-        """A tensor of the plan as a view of its storage, which is allocated at first use."""
-        if index not in self._tensors:
-            t = self.plan.tensors[index]
-            self._tensors[index] = self.view(t.storage, t)
-        return self._tensors[index]
-
-    def view(self, index: int, like: Tensor) -> torch.Tensor:
-        """A storage of the plan, seen as a tensor of another plan is."""
-        storage, start = self._allocate(index)
-        empty = torch.empty(0, dtype=DTYPES[like.dtype], device=self.backend.device)
-        return empty.set_(storage, start // empty.element_size() + like.offset, like.shape, like.stride)
-
-    def _allocate(self, index: int) -> Place:
-        if index not in self._storages:
-            self._storages[index] = self.backend.allocate(index, self.plan.storages[index])
-        return self._storages[index]
-
-    def _bytes(self, index: int) -> torch.Tensor:
-        """A storage as a flat uint8 tensor."""
-        storage, start = self._allocate(index)
-        empty = torch.empty(0, dtype=torch.uint8, device=self.backend.device)
-        return empty.set_(storage, start, (self.plan.storages[index].nbytes,), (1,))
-
-    def _fill(self, index: int, given: torch.Tensor, what: str) -> None:
-        t = self.tensor(index)
-        if t.shape != given.shape or t.dtype != given.dtype:
-            raise ValueError(
-                f"{what}: {tuple(given.shape)} {given.dtype} given, {tuple(t.shape)} {t.dtype} recorded"
-            )
-        if 0 in t.stride():  # an expanded dimension is one row of memory
-            rows = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in t.stride())
-            t, given = t[rows], given[rows]
-        t.copy_(given)
-
-    def _fill_weights(self, weights: dict[str, torch.Tensor]) -> None:
-        """Fill the storages that have initial bytes, then the weights that are given by name."""
-        named: list[tuple[int, str]] = []  # (tensor of the plan, name)
-        for weight in self.plan.weights:
-            if name := next((n for n in weight.names if n in weights), None):
-                named.append((weight.tensor, name))
-        filled = {self.plan.tensors[tensor].storage for tensor, _ in named}
-        for index, storage in enumerate(self.plan.storages):
-            if storage.blob is not None:
-                self._fill_storage(index, storage, index in filled)
-        for tensor, name in named:
-            self._fill(tensor, weights[name].detach(), name)
-
-    def _fill_storage(self, index: int, storage: Storage, filled: bool) -> None:
-        """Fill one storage with the plan's bytes or with the known weight of that hash.
-
-        filled: a weight that is given by name fills it anyway, so that the bytes may be missing.
-        """
-        if storage.blob in self.plan.blobs:
-            if storage.nbytes:
-                self._bytes(index).copy_(self._upload(storage.blob))
-            return
-        if filled:
-            return
-        known = self.known.get(storage.blob)
-        if known is None or known.nbytes != storage.nbytes:
-            raise ReplayError("crashed", "plan: a weight's bytes are neither in it nor the reference's")
-        self._bytes(index).copy_(known.detach().reshape(-1).view(torch.uint8))
-
-    def _upload(self, blob: str) -> torch.Tensor:
-        if blob not in self._uploaded:
-            host = torch.frombuffer(bytearray(self.plan.blobs[blob]), dtype=torch.uint8)
-            self._uploaded[blob] = host.to(self.backend.device)
-        return self._uploaded[blob]
-
-    # -- results that stay where torch put them
-
-    def _may_adopt(self, index: int) -> bool:
-        """Whether a result can stay where torch put it.
-
-        It can if nothing else has its storage yet, no kernel ever gets it, and there is nothing else in it.
-        """
-        t = self.plan.tensors[index]
-        if t.storage in self._storages or t.storage in self._pointed_at:
-            return False
-        return t.offset == 0 and self.plan.nbytes(index) == self.plan.storages[t.storage].nbytes
-
-    def _adopt(self, index: int, value: torch.Tensor) -> bool:
-        """Let a result stay where torch put it. Returns False if its layout or memory forbids it."""
-        t = self.plan.tensors[index]
-        if value.dtype != DTYPES[t.dtype]:
-            return False
-        if value.shape != torch.Size(t.shape) or value.stride() != tuple(t.stride):
-            return False
-        storage = value.untyped_storage()
-        taken = {other.data_ptr() for other, _ in self._storages.values()}
-        if storage.data_ptr() in taken:  # it is another tensor's memory
-            return False
-        place = storage, value.storage_offset() * value.element_size()
-        self._storages[t.storage] = self._adopted[t.storage] = place
-        return True
-
-    def _drop_adopted(self) -> None:
-        if not self._adopted:
-            return
-        for index in self._adopted:
-            del self._storages[index]
-        for index in list(self._tensors):
-            if self.plan.tensors[index].storage in self._adopted:
-                del self._tensors[index]
-        self._adopted = {}
 
     # -- steps
 
@@ -337,8 +216,8 @@ class Replay:
 
     def _aten(self, call: Aten) -> None:
         device = self.backend.device
-        args = decode(call.args, self.tensor, device)
-        kwargs = {name: decode(value, self.tensor, device) for name, value in call.kwargs.items()}
+        args = decode(call.args, self.memory.tensor, device)
+        kwargs = {name: decode(value, self.memory.tensor, device) for name, value in call.kwargs.items()}
         source = SOURCE.get(call.name)
         # Of truth values any byte but 0 would become 1: torch would compare for the candidate.
         as_numbers = source is not None and args[source].dtype == torch.bool
@@ -357,9 +236,9 @@ class Replay:
     def _run_operator(self, call: Aten, args: list, kwargs: dict, as_numbers: bool) -> None:
         """Run an operator with its results in the plan's memory, or adopt them, or copy them there."""
         made = [index for index in call.outs if index is not None]
-        adopts = bool(made) and not as_numbers and copies(call.op) and all(map(self._may_adopt, made))
+        adopts = bool(made) and not as_numbers and copies(call.op) and all(map(self.memory.may_adopt, made))
         if made and not adopts:
-            outs = [self.tensor(index) for index in made]
+            outs = [self.memory.tensor(index) for index in made]
             if as_numbers:
                 outs = [_numbers(out) for out in outs]
             if self._write_into(call.op, args, kwargs, outs):
@@ -372,8 +251,8 @@ class Replay:
             # a batch norm in eval mode saves no statistics: they are empty
             if index is None or not value.numel():
                 continue
-            if not (adopts and self._adopt(index, value)):
-                self._fill(index, value, f"aten.{call.op}")
+            if not (adopts and self.memory.adopt(index, value)):
+                self.memory.fill(index, value, f"aten.{call.op}")
 
     def _write_into(self, op: str, args: list, kwargs: dict, outs: list[torch.Tensor]) -> bool:
         """Run an operator that writes its results into `outs`. Returns False if torch has no such kernel."""
@@ -401,24 +280,10 @@ class Replay:
 
     def _argument(self, ty: str, value: Any) -> Any:
         if ty.startswith("tensordesc"):
-            return [self._address(value[0]), *value[1:]]
+            return [self.memory.address(value[0]), *value[1:]]
         if ty.startswith("*"):
-            return self._address(value)
+            return self.memory.address(value)
         return float(value) if isinstance(value, str) else value
-
-    def _address(self, index: int) -> int:
-        t = self.plan.tensors[index]
-        self.tensor(index)  # allocates it
-        return self.backend.address(t.storage) + t.offset * DTYPES[t.dtype].itemsize
-
-
-def _pointed_at(plan: Plan) -> set[int]:
-    """The storages that some launch gets a pointer to."""
-    storages = set()
-    for call in plan.every_call() + plan.tuning_calls():
-        if isinstance(call, Launch):
-            storages |= {plan.tensors[i].storage for i in call.tensors}
-    return storages
 
 
 def _tensors_of(call: Call) -> list[int]:

@@ -15,7 +15,8 @@ tensors that it is given.
     types.py, parse.py               TTIR as data, read from text
     analysis.py                      facts of a kernel before it runs
     evaluator.py, flow.py, frames.py   a launch; functions, branches and loops; who runs together
-    ops.py, tensor.py, access.py     the operations: by element, on whole tensors, on memory
+    ops.py, access.py                the operations: by element, on memory
+    tensor.py, shapes.py             the operations on whole tensors: those that compute, those that move
     assembly.py                      straight PTX in inline assembly
     scaled.py                        matrix products of scaled narrow floats
     memory.py                        global memory, and the checks of every access

@@ -5,9 +5,9 @@ have length 1 where the value does not vary along it. So a uniform scalar is [1]
 cost nothing, and a row's mask is computed once for all rows. NumPy's broadcasting does the rest, and `full`
 spreads a tensor where an operation needs all of it.
 
-Each builder here and in tensor.py and access.py turns an operation into a step: a closure `step(v, frame)`
-over the list of values v. It checks types, so that a step can't go wrong in a way that depends on values.
-Operations of `scf` with regions, and calls, are in flow.py.
+Each builder here and in tensor.py, shapes.py and access.py turns an operation into a step: a closure
+`step(v, frame)` over the list of values v. It checks types, so that a step can't go wrong in a way that
+depends on values. Operations of `scf` with regions, and calls, are in flow.py.
 """
 
 from collections.abc import Callable
