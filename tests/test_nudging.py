@@ -5,6 +5,8 @@ import torch
 import torch.nn.functional as F
 
 from nanotriton.executor.judge.comparison.nudging import TF32_UNIT, Nudge, Nudging
+from nanotriton.executor.judge.reference.reference import Reference
+from tests.test_draws import task
 
 X = torch.arange(1, 65, dtype=torch.float32) / 8
 
@@ -123,6 +125,32 @@ def test_float64_has_digits_that_single_precision_has_not():
     x = torch.tensor([1e-8, -1e-8, 0.0])
     moved = [(run(function, x) - x).abs() > 1e-7 for function in (torch.tanh, F.elu)]
     assert [m.tolist() for m in moved] == [[True, True, False], [False, True, False]]
+
+
+def test_attention_takes_no_random_numbers_without_a_dropout():
+    """Its operators are marked as those that do, and so it seemed as if nothing depended on its operands."""
+    x = X.view(1, 8, 8).sin()
+    attention = lambda x, p=0.0: F.scaled_dot_product_attention(x, x, x, dropout_p=p)
+    off = run(attention, x) / attention(x.double()) - 1
+    assert 3e-4 < float(off.abs().median()) < 3e-3
+    dropped = lambda x: attention(x, 0.5)
+    torch.manual_seed(2)
+    moved = run(dropped, x)
+    torch.manual_seed(2)
+    assert (moved - dropped(x.double())).abs().max() < 0.02  # else it would be another draw
+
+
+def test_attention_has_a_twin_in_float64_beside_it():
+    """In a module that insists on a dtype."""
+    asked = "x = x @ self.w.float(); return F.scaled_dot_product_attention(x, x, x) + (x.bfloat16() @ self.w)[:1] * 0"
+    reference = Reference(
+        task(asked, "torch.randn(2, 3, 20, 16)", init="self.w = nn.Parameter(torch.randn(16, 16).bfloat16())")
+    )
+    exact = reference.answer("plain", 5, 5).exact
+    (x,), m = reference.inputs.draw("plain", 5), reference.modules.build(5)
+    x = x.double() @ m.w.double()
+    wanted = F.scaled_dot_product_attention(x, x, x)
+    assert (exact - wanted).abs().max() < 1e-9
 
 
 def test_operands_of_a_product_in_tf32_move_by_its_unit_the_weights_too():

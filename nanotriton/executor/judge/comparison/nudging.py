@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
 from nanotriton.executor.judge.comparison.values import FLOOR, UNIT32
-from nanotriton.executor.judge.task.watching import Watching, is_view, tensors_of
+from nanotriton.executor.judge.task.watching import Watching, is_view, may_draw, tensors_of
 
 # Operators that put a number of the task's text into a tensor.
 PUTTING = frozenset(["masked_fill", "masked_fill_", "scalar_tensor", "full", "full_like", "fill", "fill_"])
@@ -115,7 +115,9 @@ class Nudging(Watching):
     def _run(self, func, args: tuple, kwargs: dict, dtype: torch.dtype) -> object:
         """What an operator returns; where that is rounded, of moved operands."""
         moved = None
-        if may_round(func):  # before it runs, because it may write to its operands
+        # a view shares its operand's memory, and a draw would come out otherwise
+        if not is_view(func) and not may_draw(func, args, kwargs):
+            # before it runs, because it may write to its operands
             moved = tree_map(self._operand, (args, kwargs))
         out = func(*args, **kwargs)
         made = tensors_of(out)
@@ -175,11 +177,6 @@ def few_digits(t: torch.Tensor, name: str) -> torch.Tensor:
     if name in AROUND_ZERO:
         return t != 0
     return t < 0 if name in BELOW_ZERO else torch.zeros_like(t, dtype=torch.bool)
-
-
-def may_round(func) -> bool:
-    """Neither a view, which shares its operand's memory, nor a draw, which would come out otherwise."""
-    return not is_view(func) and torch.Tag.nondeterministic_seeded not in func.tags
 
 
 def rounded(t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -16,7 +16,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from nanotriton.executor.common import construct
 from nanotriton.executor.judge.comparison.nudging import Nudge, Nudging
-from nanotriton.executor.judge.task.watching import Watching
+from nanotriton.executor.judge.task.watching import Watching, may_draw
 from nanotriton.plan.trees import mapped, tensors, widen
 from nanotriton.verdict import out_of_memory
 
@@ -214,7 +214,7 @@ class Beside(Watching):
         if not any(isinstance(t, torch.Tensor) and t.is_floating_point() for t in made):
             return own
         twins = [None] * len(made)
-        if torch.Tag.nondeterministic_seeded not in func.tags:
+        if not may_draw(func, args, kwargs):
             try:
                 twins = tree_leaves(func(*wide_args, **wide_kwargs))
             except (RuntimeError, TypeError, ValueError) as error:

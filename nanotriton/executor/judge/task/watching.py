@@ -17,6 +17,17 @@ def is_view(func) -> bool:
     return any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
 
 
+def may_draw(func, args: tuple, kwargs: dict) -> bool:
+    """Whether a call may take random numbers: attention does only with a dropout."""
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        return False
+    for number, argument in enumerate(func._schema.arguments):
+        if argument.name == "dropout_p":
+            given = args[number] if number < len(args) else kwargs.get(argument.name, argument.default_value)
+            return given != 0
+    return True
+
+
 def new_memory(func, out) -> set[int]:
     """The addresses of the storages that a call has made; none for a view, or a write in place."""
     if any(r.alias_info is not None for r in func._schema.returns):
