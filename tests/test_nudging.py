@@ -129,7 +129,7 @@ def test_float64_has_digits_that_single_precision_has_not():
 
 def test_attention_takes_no_random_numbers_without_a_dropout():
     """Its operators are marked as those that do, and so it seemed as if nothing depended on its operands."""
-    x = X.view(1, 8, 8).sin()
+    x = X.view(1, 1, 8, 8).sin()
     attention = lambda x, p=0.0: F.scaled_dot_product_attention(x, x, x, dropout_p=p)
     off = run(attention, x) / attention(x.double()) - 1
     assert 3e-4 < float(off.abs().median()) < 3e-3
