@@ -5,7 +5,8 @@
     python -m bench.speed.grpo_step --shape tiny --prompts 2 --prompt 8 --tokens 8 --micro 4
 
 Both have random weights of one shape, the same prompts, 8 samples of each, all as long as they may be, and
-one optimizer step on all samples. Both are judged by our executor, on the same candidates: those of
+one optimizer step on all samples. "ahead" is ours with --ahead, which samples the next step's prompts while
+this step's samples are judged. All are judged by our executor, on the same candidates: those of
 bench.speed.stand_ins, as random weights write none. So a step is: sample, judge, forward, backward, update.
 
 TRL samples with transformers' continuous batching (--rollouts generate: with its plain generate), and trains
@@ -17,6 +18,7 @@ Peak memory is of the whole card, the executor's processes included, looked at e
 this process alone. TRL is not among the requirements: pip install trl
 """
 
+import functools
 import gc
 import itertools
 import tempfile
@@ -48,7 +50,8 @@ LOOK = 0.02  # seconds between two looks at the memory
 
 @dataclass
 class Config:
-    engines: list[Literal["ours", "trl"]] = field(default_factory=lambda: ["ours", "trl"])  # in this order
+    # in this order
+    engines: list[Literal["ours", "ahead", "trl"]] = field(default_factory=lambda: ["ours", "ahead", "trl"])
     shape: Literal["tiny", "0.6b"] = "0.6b"  # Qwen3's, or one for a CPU
     prompts: Annotated[int, ">= 1"] = 64  # a step; 8 samples of each
     prompt: Annotated[int, ">= 1"] = 512  # tokens of a prompt
@@ -143,8 +146,8 @@ class Steps:
 # ---- ours ----
 
 
-def ours(cfg: Config, world: World, peak: Peak) -> dict[str, Any]:
-    """Steps of train_grpo.grpo_step."""
+def ours(cfg: Config, world: World, peak: Peak, ahead: bool = False) -> dict[str, Any]:
+    """Steps of train_grpo.grpo_step. ahead: each step samples for the next one, the last too."""
     import train_grpo
 
     settings = training.Config(
@@ -155,14 +158,14 @@ def ours(cfg: Config, world: World, peak: Peak) -> dict[str, Any]:
         prompt=cfg.prompt,
         micro_tokens=max(64, cfg.micro * (cfg.prompt + cfg.tokens)),
         warmup=cfg.warmup,
-        steps=cfg.steps,
+        steps=cfg.steps + ahead,
     )
     model = training.make_model(settings, world, "adamw", settings.micro_tokens, copies=1)
     optimizer = distributed.adamw(model, 1e-6)
-    steps = Steps("ours", cfg, world, peak)
+    steps = Steps("ahead" if ahead else "ours", cfg, world, peak)
     parts: dict[str, float] = {}
     with make_executor(world, 0) as executor:
-        trainer = training.grpo_parts(settings, world, model, optimizer, executor, False)
+        trainer = training.grpo_parts(settings, world, model, optimizer, executor, False, ahead=ahead)
         with trainer.sampler:
             for step in range(cfg.warmup + cfg.steps):
                 steps.begin()
@@ -282,7 +285,8 @@ def main(cfg: Config, world: World) -> dict[str, Any]:
     rows = []
     with Peak(world) as peak:
         for engine in cfg.engines:
-            row = {"engine": engine} | {"ours": ours, "trl": trl}[engine](cfg, world, peak)
+            measure = {"ours": ours, "ahead": functools.partial(ours, ahead=True), "trl": trl}[engine]
+            row = {"engine": engine} | measure(cfg, world, peak)
             row = {k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in row.items()}
             rows.append(row)
             print(row, flush=True)
