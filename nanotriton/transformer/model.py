@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from nanotriton.kernels.heads import norm_and_rotate
 from nanotriton.kernels.layers import rms_norm, swiglu
-from nanotriton.model_config import ModelConfig, ModelError  # noqa: F401, users have both from here
+from nanotriton.transformer.model_config import ModelConfig, ModelError  # noqa: F401, users have both from here
 
 # attend(layer, q [T, H, D], k [T, Hkv, D], v [T, Hkv, D]) -> [T, H, D]
 # A sampler's (kv_cache.CachedAttention) also has a method `place`, which norms and rotates q and k, and puts

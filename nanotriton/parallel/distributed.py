@@ -24,14 +24,14 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from nanotriton import lora
-from nanotriton.checkpoint import local
 from nanotriton.config import ConfigError
 from nanotriton.kernels.adam8 import AdamW8bit
-from nanotriton.model import Transformer
-from nanotriton.model_config import ModelConfig
-from nanotriton.weights import fill, load_config
-from nanotriton.world import World
+from nanotriton.parallel.checkpoint import local
+from nanotriton.parallel.world import World
+from nanotriton.transformer import lora
+from nanotriton.transformer.model import Transformer
+from nanotriton.transformer.model_config import ModelConfig
+from nanotriton.transformer.weights import fill, load_config
 
 T = TypeVar("T")
 

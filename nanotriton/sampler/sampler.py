@@ -25,13 +25,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from nanotriton.attention import packed
-from nanotriton.graphs import Graphs, Inputs, Reader, reader, upload
 from nanotriton.kernels.decode import TILE_QUERIES, DecodeBatch, decode_attention
 from nanotriton.kernels.sample import GOLDEN, sample_tokens, uniforms
-from nanotriton.kv_cache import CachedAttention, KVCache
-from nanotriton.model import Transformer
-from nanotriton.scheduler import Request, Sample, Scheduler, Sequence, pages_for
+from nanotriton.sampler.graphs import Graphs, Inputs, Reader, reader, upload
+from nanotriton.sampler.kv_cache import CachedAttention, KVCache
+from nanotriton.sampler.scheduler import Request, Sample, Scheduler, Sequence, pages_for
+from nanotriton.transformer.attention import packed
+from nanotriton.transformer.model import Transformer
 
 __all__ = ["Request", "Sample", "Sampler"]
 
