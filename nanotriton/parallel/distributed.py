@@ -66,8 +66,8 @@ def load(
 
     optimizer: "adamw" has fp32 masters, "adam8" bf16 parameters (see adamw()). memory_plan() decides how
     memory is saved, from the `tokens` of a microbatch and the bf16 `copies` of the model on each GPU beside
-    this one (the sampler's: 1, the reference's: 1 / ranks). rank: of adapters (lora.py), which are then all
-    that is trained, and begin from `seed`; 0: none.
+    this one (the sampler's: 1, the reference's: 1 / ranks). rank: of adapters (transformer/lora.py), which
+    are then all that is trained, and begin from `seed`; 0: none.
     """
     config = load_config(folder)
     dtype = torch.bfloat16 if optimizer == "adam8" else torch.float32

@@ -11,9 +11,9 @@
 what is finished. The same code runs on a CPU and on a GPU. On a GPU a decode step is a CUDA graph, tokens
 stay there, and the host reads them `LAG` steps late.
 
-rollout.py samples with it to train, heldout.py to evaluate, and writers.py for sample.py. After this file
-read scheduler.py (who runs, in which pages), kv_cache.py (the memory, and how a forward fills it), graphs.py
-(the decode step on a GPU) and kernels/decode.py (its attention).
+rollout.py samples with it to train, heldout.py to evaluate, and search/writers.py for sample.py. After this
+file read scheduler.py (who runs, in which pages), kv_cache.py (the memory, and how a forward fills it),
+graphs.py (the decode step on a GPU) and kernels/decode.py (its attention).
 """
 
 import math

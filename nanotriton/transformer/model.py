@@ -7,8 +7,8 @@
 
 Parameters have Hugging Face's names. Sequences are packed end to end along one axis of T tokens; there is no
 batch axis and no padding. They meet in one place, `attend`, which the caller supplies: packed attention
-(attention.py) to train, a KV cache (kv_cache.py) to sample. Read Transformer.forward first, then Layer,
-Attention and MLP. model_config.py has ModelConfig, the shape of a model.
+(attention.py) to train, a KV cache (sampler/kv_cache.py) to sample. Read Transformer.forward first, then
+Layer, Attention and MLP. model_config.py has ModelConfig, the shape of a model.
 """
 
 import math
