@@ -441,3 +441,31 @@ if __name__ == "__main__":
     what, folder, *rest = sys.argv[1:]
     {"two_ranks": two_ranks, "resume": resume}[what](Path(folder), *rest)
     torch.distributed.destroy_process_group()
+
+
+def test_what_is_kept_and_what_is_made_again():
+    """Plans for an 8B and a 0.6B on cards of 85 and 150 GB."""
+    big = ModelConfig("qwen3", 151936, 4096, 12288, 36, 32, 8, head_dim=128, qk_norm=True)
+    small = ModelConfig(
+        "qwen3", 151936, 1024, 3072, 28, 16, 8, head_dim=128, qk_norm=True, tie_word_embeddings=True
+    )
+    one, four = World(), World(world_size=4)
+
+    def plan(config, world, optimizer, tokens, copies, memory=85e9):
+        """What saves or spends memory: (gather for every pass, layers to recompute, defer, keep logits)."""
+        return tuple(distributed.memory_plan(config, world, optimizer, tokens, copies, memory=memory))
+
+    assert plan(big, four, "adamw", 4096, 0) == (False, 0, False, False)
+    assert plan(big, four, "adamw", 16384, 0) == (False, 32, True, False)
+    assert plan(big, four, "adamw", 16384, 1) == (True, 32, True, False)
+    assert plan(big, one, "adam8", 16384, 0) == (False, 30, False, False)
+    assert plan(big, one, "adam8", 2048, 0) == (False, 0, False, True)
+    assert plan(small, one, "adamw", 16384, 1) == (False, 0, False, True)
+    assert plan(small, one, "adamw", 32768, 1) == (False, 0, False, False)
+    assert plan(big, one, "adam8", 8192, 0, memory=150e9) == (False, 0, False, True)
+    assert plan(big, one, "adam8", 16384, 0, memory=150e9) == (False, 4, False, False)
+    assert plan(big, four, "adamw", 16384, 1, memory=150e9) == (False, 13, True, False)
+    # the least that there is
+    assert plan(big, four, "adamw", 16384, 1, memory=45e9) == (True, 36, False, False)
+    # a CPU's memory is the host's affair
+    assert distributed.memory_plan(big, four, "adamw", 10**6, 1) == (False, 0, False, False)

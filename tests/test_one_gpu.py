@@ -200,31 +200,3 @@ def test_sft_learns_and_a_killed_run_continues_to_the_same_end(tmp_path):
         timeout=300,
     )
     assert done.returncode == 0 and (tmp_path / "g/summary.json").exists(), done.stderr
-
-
-def test_what_is_kept_and_what_is_made_again():
-    """(gather for every pass, layers to recompute, defer, keep logits) of an 8B and a 0.6B on cards of 80 and 141 GB."""
-    big = ModelConfig("qwen3", 151936, 4096, 12288, 36, 32, 8, head_dim=128, qk_norm=True)
-    small = ModelConfig(
-        "qwen3", 151936, 1024, 3072, 28, 16, 8, head_dim=128, qk_norm=True, tie_word_embeddings=True
-    )
-    one, four = World(), World(world_size=4)
-    plan = lambda config, world, optimizer, tokens, copies, memory=85e9: distributed.memory_plan(
-        config, world, optimizer, tokens, copies, memory=memory
-    )
-    assert plan(big, four, "adamw", 4096, 0) == (False, 0, False, True)
-    assert plan(big, four, "adamw", 16384, 0) == (False, 32, True, False)
-    assert plan(big, four, "adamw", 16384, 1) == (True, 32, True, False)
-    assert plan(big, one, "adam8", 16384, 0) == (False, 30, False, False)
-    assert plan(big, one, "adam8", 2048, 0) == (False, 0, False, True)
-    assert plan(small, one, "adamw", 16384, 1) == (False, 0, False, True)
-    assert plan(big, one, "adam8", 16384, 0, memory=150e9) == (False, 4, False, False)
-    assert plan(big, four, "adamw", 16384, 1, memory=150e9) == (False, 13, True, False)
-    assert plan(big, four, "adamw", 16384, 1, memory=45e9) == (
-        True,
-        36,
-        False,
-        False,
-    )  # the least that there is
-    # a CPU's memory is the host's affair
-    assert distributed.memory_plan(big, four, "adamw", 10**6, 1) == (False, 0, False, False)

@@ -173,7 +173,8 @@ def memory_plan(
     two_layers = 4 * layer  # gathered for every pass: one in use, one on its way
     kept = activation_bytes(config, tokens) + (2 * layer if rank else 0)  # of a layer
     whole_root = 4 * (parameters - layers)  # fp32 gradients of embedding and head
-    logits = 4 * config.vocab_size * tokens
+    # Twice, because the allocator gives parts of that block to others, and then needs another.
+    logits = 2 * 4 * config.vocab_size * tokens
 
     def fits(choice: MemoryPlan) -> bool:
         again = choice.recompute
