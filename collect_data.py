@@ -97,7 +97,7 @@ if __name__ == "__main__":
     from nanotriton.collect.manifest import rebuild
     from nanotriton.collect.output import merge
     from nanotriton.collect.pipeline import Pipeline
-    from nanotriton.program import users
+    from nanotriton.parallel.program import users
 
     try:
         if options.manifest:

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from nanotriton import config, stop
+from nanotriton import config
+from nanotriton.parallel import stop
 
 
 @dataclass
@@ -71,20 +72,20 @@ if __name__ == "__main__":
 import torch
 import triton
 
-from nanotriton import search
 from nanotriton.endpoint.client import Client
 from nanotriton.executor import Executor
 from nanotriton.executor.preflight import POLICY, preflight
 from nanotriton.executor.processes import check_card
 from nanotriton.log import counted
-from nanotriton.program import launch
-from nanotriton.run import check_model
-from nanotriton.search import Attempt
+from nanotriton.parallel.program import launch
+from nanotriton.parallel.world import World
+from nanotriton.runs.run import check_model
+from nanotriton.search import search
+from nanotriton.search.search import Attempt
+from nanotriton.search.writers import EndpointWriter, ModelWriter, Sampling, Writer
 from nanotriton.tasks.module import module_task
 from nanotriton.tasks.prompt import read_prompt
 from nanotriton.tasks.task import Task
-from nanotriton.world import World
-from nanotriton.writers import EndpointWriter, ModelWriter, Sampling, Writer
 
 
 def main(cfg: Config, world: World) -> int:

@@ -20,8 +20,9 @@ import nanotriton  # first, because it says what is supported where something is
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from nanotriton import config, stop
+from nanotriton import config
 from nanotriton.options import JudgeOptions, LossOptions, RewardOptions, SmallModelOptions, TraceOptions
+from nanotriton.parallel import stop
 
 
 @dataclass
@@ -137,25 +138,26 @@ import torch
 from torch import Tensor
 
 import train_sft
-from nanotriton import distributed, grpo, schedule
+from nanotriton import grpo, schedule
 from nanotriton.data import score
 from nanotriton.heldout import measure
 from nanotriton.log import counted
 from nanotriton.microbatch import MicroBatch, Totals, denominators, merge, microbatch, sample_stats
-from nanotriton.preflight import GivenTasks, fit_tasks
-from nanotriton.program import program
-from nanotriton.report import Step, Update, conclude, report
+from nanotriton.parallel import distributed
+from nanotriton.parallel.program import program
+from nanotriton.parallel.world import World, idle_cores
 from nanotriton.reward.reward import reward_function, total
 from nanotriton.reward.try_out import try_out
 from nanotriton.rollout import Episode, judged, of_groups, rollout
-from nanotriton.run import Clock, Run, check_model, check_timed, make_executor, sync_weights
+from nanotriton.runs.preflight import GivenTasks, fit_tasks
+from nanotriton.runs.report import Step, Update, conclude, report
+from nanotriton.runs.run import Clock, Run, check_model, check_timed, make_executor, sync_weights
 from nanotriton.schedule import Stream, seed_of
 from nanotriton.tasks import synthetic
 from nanotriton.tasks.prompt import read_prompt
 from nanotriton.tasks.sets import task_sets, tasks_of
 from nanotriton.tasks.task import Task
 from nanotriton.trainer import Trainer, make_trainer, score_rows, set_old_logprobs
-from nanotriton.world import World, idle_cores
 
 
 # ---- the algorithm

@@ -18,7 +18,8 @@ import nanotriton  # first, because it says what is supported where something is
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from nanotriton import config, stop
+from nanotriton import config
+from nanotriton.parallel import stop
 
 
 @dataclass
@@ -110,24 +111,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nanotriton import distributed, schedule
+from nanotriton import schedule
 from nanotriton.data import pack, score
 from nanotriton.heldout import heldout
 from nanotriton.log import counted, took
-from nanotriton.model import Transformer
-from nanotriton.model_config import ModelConfig, ModelError
-from nanotriton.program import program
+from nanotriton.parallel import distributed
+from nanotriton.parallel.program import program
+from nanotriton.parallel.world import World, idle_cores
 from nanotriton.rules.extract import extract_candidate
-from nanotriton.run import Clock, Run, check_model, make_executor, make_sampler, sync_weights
+from nanotriton.runs.run import Clock, Run, check_model, make_executor, make_sampler, sync_weights
 from nanotriton.tasks import synthetic
 from nanotriton.tasks.bpe import train_tokenizer
 from nanotriton.tasks.pairs import read_pairs
 from nanotriton.tasks.prompt import Prompt, build_completion, pair_of, read_prompt
 from nanotriton.tasks.task import Task
 from nanotriton.tasks.teacher import taught
-from nanotriton.tokenizer import Tokenizer
-from nanotriton.weights import save_model
-from nanotriton.world import World, idle_cores
+from nanotriton.transformer.model import Transformer
+from nanotriton.transformer.model_config import ModelConfig, ModelError
+from nanotriton.transformer.tokenizer import Tokenizer
+from nanotriton.transformer.weights import save_model
 
 WANTED = "```python block with a ModelNew"  # in an answer
 Text = tuple[Prompt, str]  # a prompt and its completion

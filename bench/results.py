@@ -5,7 +5,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from nanotriton.provenance import environment
+from nanotriton.runs.provenance import environment
 
 __all__ = ["command", "environment", "usual_device", "write_json"]
 

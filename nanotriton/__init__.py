@@ -7,18 +7,14 @@ docs/library.md shows their use. The training scripts are no part of the package
 
 What lies where:
 
-    the algorithm    grpo.py rollout.py microbatch.py data.py schedule.py trainer.py heldout.py report.py
-    the model        model.py model_config.py attention.py kernels/ lora.py tokenizer.py weights.py
-                     tensor_files.py
-    the sampler      sampler.py scheduler.py kv_cache.py graphs.py vmm.py
+    the algorithm    grpo.py rollout.py microbatch.py data.py schedule.py trainer.py heldout.py
+    the model        transformer/ sampler/ kernels/ vmm.py
     tasks and data   tasks/ collect/ rows.py python_text.py
     judging          executor/ plan/ rules/ reward/ verdict.py
-    many processes   world.py distributed.py checkpoint.py watch.py stop.py
-    a run            program.py config.py options.py run.py log.py trackers.py pace.py advice.py preflight.py
-                     resume.py provenance.py browse/
-    other uses       library.py complete.py merge.py search.py writers.py endpoint/
+    a run            runs/ parallel/ config.py options.py log.py trackers.py browse/
+    other uses       library.py complete.py merge.py search/ endpoint/
 
-README.md says in which order to read.
+Each folder opens with a list of its files. README.md says in which order to read.
 """
 
 import importlib

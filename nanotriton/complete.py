@@ -13,10 +13,10 @@ import json
 import torch
 
 from nanotriton.config import Parser, die, json_object
-from nanotriton.sampler import Request, Sample, Sampler
+from nanotriton.sampler.sampler import Request, Sample, Sampler
 from nanotriton.tasks.prompt import ids_of, of_text
-from nanotriton.tokenizer import Tokenizer
-from nanotriton.weights import find_folder, load_model
+from nanotriton.transformer.tokenizer import Tokenizer
+from nanotriton.transformer.weights import find_folder, load_model
 
 
 def _ids(text: str) -> list[int]:

@@ -6,9 +6,9 @@ from itertools import chain
 
 import torch
 
-from nanotriton.attention import packed
 from nanotriton.kernels.logprob import token_logprobs
-from nanotriton.model import Transformer
+from nanotriton.transformer.attention import packed
+from nanotriton.transformer.model import Transformer
 
 
 @dataclass

@@ -9,17 +9,17 @@ from typing import Any
 
 import torch
 
-from nanotriton import stop
 from nanotriton.executor.executor import Executor
 from nanotriton.log import ratio
+from nanotriton.parallel import stop
 from nanotriton.rollout import Episode, judged, rollout
-from nanotriton.run import Run
-from nanotriton.sampler import Sampler
+from nanotriton.runs.run import Run
+from nanotriton.sampler.sampler import Sampler
 from nanotriton.schedule import Stream, seed_of
 from nanotriton.tasks.prompt import DEFAULT, Prompt
 from nanotriton.tasks.task import Task
-from nanotriton.tokenizer import Tokenizer
 from nanotriton.trainer import Trainer
+from nanotriton.transformer.tokenizer import Tokenizer
 
 
 def clustered_error(ranks: list[list[list[bool]]]) -> float:

@@ -119,7 +119,7 @@ class Log:
 
     def __init__(self, folder: str | Path, main: bool = True):
         self.folder, self.main = Path(folder), main
-        self.trackers = Trackers()  # run.py has those that were asked for
+        self.trackers = Trackers()  # runs/run.py has those that were asked for
         self.next_plot = time.monotonic() + PLOT_EVERY
         self.next_line = 0.0
         if main:

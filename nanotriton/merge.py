@@ -15,10 +15,10 @@ import torch
 from safetensors import safe_open
 
 from nanotriton import config
-from nanotriton.lora import PREFIX, merged
-from nanotriton.model import Linear, Transformer
-from nanotriton.model_config import ModelError
-from nanotriton.weights import find_folder, load_config, load_model, save_model
+from nanotriton.transformer.lora import PREFIX, merged
+from nanotriton.transformer.model import Linear, Transformer
+from nanotriton.transformer.model_config import ModelError
+from nanotriton.transformer.weights import find_folder, load_config, load_model, save_model
 
 
 @torch.no_grad()

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from nanotriton import grpo
 from nanotriton.data import Batch, pack, to_device
+from nanotriton.parallel.world import World
 from nanotriton.rollout import Episode
 from nanotriton.tasks.task import Task
-from nanotriton.world import World
 
 
 @dataclass

@@ -9,10 +9,10 @@ from nanotriton import log
 from nanotriton.config import ConfigError
 from nanotriton.executor.executor import Executor
 from nanotriton.rules.extract import extract_candidate, opened_reasoning
-from nanotriton.sampler import Request, Sample, Sampler
+from nanotriton.sampler.sampler import Request, Sample, Sampler
 from nanotriton.tasks.prompt import DEFAULT, Prompt, build_prompt, text_of
 from nanotriton.tasks.task import Task
-from nanotriton.tokenizer import Tokenizer
+from nanotriton.transformer.tokenizer import Tokenizer
 from nanotriton.verdict import Verdict
 
 

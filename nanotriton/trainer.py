@@ -7,19 +7,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nanotriton import distributed
 from nanotriton.data import score
 from nanotriton.executor.executor import Executor
 from nanotriton.microbatch import MicroBatch, Row, merge, microbatch
-from nanotriton.model import Transformer
+from nanotriton.parallel import distributed
+from nanotriton.parallel.world import World
 from nanotriton.reward.reward import RewardFunction
 from nanotriton.rollout import Episode, prompts_of
-from nanotriton.run import Run, make_sampler
-from nanotriton.sampler import Sampler
+from nanotriton.runs.run import Run, make_sampler
+from nanotriton.sampler.sampler import Sampler
 from nanotriton.tasks.prompt import DEFAULT, Prompt
 from nanotriton.tasks.task import Task
-from nanotriton.tokenizer import Tokenizer
-from nanotriton.world import World
+from nanotriton.transformer.model import Transformer
+from nanotriton.transformer.tokenizer import Tokenizer
 
 
 @dataclass

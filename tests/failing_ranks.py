@@ -17,10 +17,10 @@ import time
 
 import torch
 
-from nanotriton import watch, world
-from nanotriton.checkpoint import Checkpointer
 from nanotriton.config import ConfigError
-from nanotriton.program import program
+from nanotriton.parallel import watch, world
+from nanotriton.parallel.checkpoint import Checkpointer
+from nanotriton.parallel.program import program
 
 agreed = world.agree
 LATE = 150  # seconds after which a rank says where it is, and ends

@@ -4,7 +4,7 @@ import threading
 
 import torch
 
-from nanotriton.world import World
+from nanotriton.parallel.world import World
 
 
 class Ranks:

@@ -88,7 +88,7 @@ def metrics(steps: int, seed: int = 0, shift: float = 0.0) -> list[dict]:
 
 
 def write_run(folder: Path, rows: list[dict], samples: list[dict] = (), **settings) -> Path:
-    """A run's folder with these files, as log.py and run.py write them."""
+    """A run's folder with these files, as log.py and runs/run.py write them."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps({"seed": 0, "lr": 1e-4, "loss": "dapo"} | settings))
     for name, lines in (("metrics.jsonl", rows), ("samples.jsonl", samples)):

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from nanotriton import distributed
-from nanotriton.checkpoint import Checkpointer
 from nanotriton.kernels import adam8
 from nanotriton.kernels.adam8 import AdamW8bit, _round
-from nanotriton.world import World
+from nanotriton.parallel import distributed
+from nanotriton.parallel.checkpoint import Checkpointer
+from nanotriton.parallel.world import World
 
 
 def test_rounding_keeps_the_mean_and_only_neighbours_occur():

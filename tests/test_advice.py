@@ -12,14 +12,15 @@ import torch
 
 import train_grpo
 import train_sft
-from nanotriton import advice, heldout, log
-from nanotriton.advice import AGAIN, Advice, commonest
-from nanotriton.report import Step, Update, report
+from nanotriton import heldout, log
+from nanotriton.parallel.world import World
 from nanotriton.rollout import Episode
-from nanotriton.run import Clock, Run
+from nanotriton.runs import advice
+from nanotriton.runs.advice import AGAIN, Advice, commonest
+from nanotriton.runs.report import Step, Update, report
+from nanotriton.runs.run import Clock, Run
 from nanotriton.tasks.task import Task
 from nanotriton.verdict import STATUSES, Verdict
-from nanotriton.world import World
 from tests.ranks import Ranks
 
 ROOT = Path(__file__).resolve().parents[1]

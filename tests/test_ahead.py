@@ -7,9 +7,9 @@ import pytest
 
 import train_grpo
 from nanotriton.config import ConfigError
-from nanotriton.report import Update
 from nanotriton.reward.reward import reward_function
 from nanotriton.rollout import Episode
+from nanotriton.runs.report import Update
 from nanotriton.tasks.task import Task
 from nanotriton.verdict import Verdict
 from tests.ranks import Ranks

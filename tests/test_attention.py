@@ -5,7 +5,7 @@ import importlib
 import pytest
 import torch
 
-from nanotriton import attention
+from nanotriton.transformer import attention
 
 
 def plain(q, k, v, lengths):

@@ -8,7 +8,7 @@ pytest.importorskip("trl")
 
 from bench.speed import grpo_step
 from nanotriton import config
-from nanotriton.world import World
+from nanotriton.parallel.world import World
 
 TINY = ["--shape", "tiny", "--prompts", "2", "--prompt", "8", "--tokens", "6", "--micro", "4", "--steps", "1"]
 

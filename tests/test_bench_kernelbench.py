@@ -20,13 +20,13 @@ from nanotriton import config
 from nanotriton.config import ConfigError
 from nanotriton.executor import Verdict
 from nanotriton.executor.common import probe
-from nanotriton.model import Transformer
-from nanotriton.model_config import ModelConfig
-from nanotriton.program import launch
+from nanotriton.parallel.program import launch
+from nanotriton.parallel.world import World
 from nanotriton.tasks import kernelbench as tasks
 from nanotriton.tasks.bpe import train_tokenizer
-from nanotriton.weights import save_model
-from nanotriton.world import World
+from nanotriton.transformer.model import Transformer
+from nanotriton.transformer.model_config import ModelConfig
+from nanotriton.transformer.weights import save_model
 
 ROOT = Path(__file__).resolve().parents[1]
 DOUBLE, KERNEL = probe.TASK["source"], probe.CANDIDATE

@@ -6,7 +6,7 @@ import pytest
 
 import train_sft
 from bench.speed import laptop, losses
-from nanotriton.world import World
+from nanotriton.parallel.world import World
 
 STEP = {"stage": "grpo", "samples": 4}
 

@@ -14,8 +14,8 @@ from nanotriton.config import ConfigError
 from nanotriton.executor import Executor, Verdict
 from nanotriton.executor.common import probe
 from nanotriton.executor.gpu.timing import Timing
+from nanotriton.parallel.world import World
 from nanotriton.tasks.task import Task
-from nanotriton.world import World
 from tests.test_bench_tritonbench import DOUBLE, lay_out
 
 pytestmark = pytest.mark.slow

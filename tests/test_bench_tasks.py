@@ -9,9 +9,9 @@ from bench.channels import compare
 from bench.channels import tasks as bench
 from nanotriton.config import ConfigError
 from nanotriton.executor.common import probe
+from nanotriton.parallel.world import World
 from nanotriton.tasks.sets import read_tasks, tasks_of
 from nanotriton.tasks.task import Task, find_tasks
-from nanotriton.world import World
 
 DOUBLE, KERNEL = probe.TASK["source"], probe.CANDIDATE
 RIGHT, WRONG = f"```python\n{KERNEL}```", f"```python\n{KERNEL.replace('x * 2 + 1', 'x * 2 + 1.5')}```"

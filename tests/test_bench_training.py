@@ -12,9 +12,9 @@ import torch
 from bench.speed import stand_ins, training
 from nanotriton import config
 from nanotriton.executor.executor import Executor
-from nanotriton.model import Transformer
-from nanotriton.model_config import ModelConfig
-from nanotriton.world import World
+from nanotriton.parallel.world import World
+from nanotriton.transformer.model import Transformer
+from nanotriton.transformer.model_config import ModelConfig
 
 pytestmark = pytest.mark.slow
 

@@ -17,9 +17,9 @@ from bench.channels.inflight import InFlight, Running
 from nanotriton.config import ConfigError
 from nanotriton.executor.child.script import run_file
 from nanotriton.executor.script import ScriptExecutor
+from nanotriton.parallel.world import World
 from nanotriton.tasks import tritonbench as tasks
 from nanotriton.verdict import Fault, Verdict
-from nanotriton.world import World
 
 LINE = "#" * 146
 DOUBLE = """

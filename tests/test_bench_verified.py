@@ -11,10 +11,10 @@ from bench.channels import compiled, kernelbench, verified
 from nanotriton.config import ConfigError
 from nanotriton.executor import Executor
 from nanotriton.executor.common import probe
+from nanotriton.parallel.world import World
 from nanotriton.tasks.kernelbench import Problem
 from nanotriton.tasks.task import Task
 from nanotriton.verdict import Verdict
-from nanotriton.world import World
 
 DOUBLE, KERNEL = probe.TASK["source"], probe.CANDIDATE
 HEAD = '''"""Hidden inputs of a problem, in the benchmark's layout."""

@@ -13,11 +13,11 @@ import torch
 from safetensors.torch import load_file
 from test_distributed import backward, make, one_thread  # noqa: F401
 
-from nanotriton import checkpoint, distributed
-from nanotriton.checkpoint import Checkpointer, CheckpointError
-from nanotriton.model import Transformer
-from nanotriton.model_config import ModelConfig
-from nanotriton.world import World
+from nanotriton.parallel import checkpoint, distributed
+from nanotriton.parallel.checkpoint import Checkpointer, CheckpointError
+from nanotriton.parallel.world import World
+from nanotriton.transformer.model import Transformer
+from nanotriton.transformer.model_config import ModelConfig
 
 
 def noisy_train(model, optimizer, steps):

@@ -293,7 +293,7 @@ def test_a_pair_with_its_task_is_asked_in_sft_as_in_grpo(tmp_path):
     import train_sft
     from nanotriton.tasks.bpe import train_tokenizer
     from nanotriton.tasks.prompt import build_prompt
-    from nanotriton.tokenizer import Tokenizer
+    from nanotriton.transformer.tokenizer import Tokenizer
 
     path = tmp_path / "sft.jsonl"
     rows = [

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from nanotriton.data import pack, score
-from nanotriton.model import Transformer
-from nanotriton.model_config import ModelConfig
+from nanotriton.transformer.model import Transformer
+from nanotriton.transformer.model_config import ModelConfig
 
 
 def test_pack_by_hand():
@@ -40,7 +40,7 @@ def test_score_is_log_softmax_of_the_logits_one_sequence_at_a_time():
     at = 0
     for prompt, completion in pairs:
         one = pack([(prompt, completion)])
-        from nanotriton.attention import packed
+        from nanotriton.transformer.attention import packed
 
         hidden = model(one.ids, one.positions, packed(one.cu_seqlens, one.max_seqlen))
         logits = (hidden @ model.head_weight.T)[len(prompt) - 1 : -1, :40].double() / 0.7

@@ -20,22 +20,22 @@ import pytest
 import torch
 
 import train_grpo
-from nanotriton import distributed
 from nanotriton import heldout as heldout_module
-from nanotriton.attention import packed
-from nanotriton.checkpoint import Checkpointer, CheckpointError
 from nanotriton.config import ConfigError
 from nanotriton.heldout import heldout
 from nanotriton.kernels.logprob import token_logprobs
-from nanotriton.model import Transformer
-from nanotriton.model_config import ModelConfig
-from nanotriton.program import launch
+from nanotriton.parallel import distributed
+from nanotriton.parallel.checkpoint import Checkpointer, CheckpointError
+from nanotriton.parallel.program import launch
+from nanotriton.parallel.world import World, idle_cores, setup
 from nanotriton.reward.audit import read_samples
 from nanotriton.rollout import Episode
-from nanotriton.run import Run
+from nanotriton.runs.run import Run
 from nanotriton.tasks.task import Task
+from nanotriton.transformer.attention import packed
+from nanotriton.transformer.model import Transformer
+from nanotriton.transformer.model_config import ModelConfig
 from nanotriton.verdict import Verdict
-from nanotriton.world import World, idle_cores, setup
 from tests.ports import free_port
 
 ROOT = Path(__file__).parent.parent

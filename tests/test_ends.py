@@ -8,9 +8,9 @@ import pytest
 import train_grpo
 import train_sft
 from nanotriton import config, log
-from nanotriton.report import conclude, result
-from nanotriton.run import Run
-from nanotriton.world import World
+from nanotriton.parallel.world import World
+from nanotriton.runs.report import conclude, result
+from nanotriton.runs.run import Run
 
 
 def started(tmp_path, **options) -> Run:

@@ -9,14 +9,14 @@ import train_grpo
 import train_sft
 from nanotriton import config
 from nanotriton.executor.common import probe
-from nanotriton.model import Transformer
-from nanotriton.model_config import ModelConfig
-from nanotriton.program import launch
-from nanotriton.run import Run
+from nanotriton.parallel.program import launch
+from nanotriton.parallel.world import World
+from nanotriton.runs.run import Run
 from nanotriton.tasks.bpe import train_tokenizer
-from nanotriton.tokenizer import Tokenizer
-from nanotriton.weights import save_model
-from nanotriton.world import World
+from nanotriton.transformer.model import Transformer
+from nanotriton.transformer.model_config import ModelConfig
+from nanotriton.transformer.tokenizer import Tokenizer
+from nanotriton.transformer.weights import save_model
 
 REWARD = "def reward(verdict, completion, task):\n    return 1.0\n"
 PAIR = '{"prompt": "a", "completion": "b"}\n'

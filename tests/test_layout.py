@@ -20,6 +20,7 @@ WINGS = [
     "executor.gpu",
 ]
 WINGS += ["executor.child", "executor.judge", "executor", "collect", "reward"]
+WINGS += ["transformer", "sampler", "parallel", "runs", "search", "endpoint", "browse"]
 # The folders of the judge, and which of them each may import.
 JUDGE = {
     "task": set(),
@@ -31,6 +32,52 @@ JUDGE = {
 }
 # wing: the wings (or files) of nanotriton that it may import; a wing may always import itself
 MAY_IMPORT = {
+    "kernels": set(),
+    "transformer": {"kernels", "config"},
+    "sampler": {"kernels", "transformer", "config", "vmm"},
+    "parallel": {"kernels", "transformer", "config", "executor"},
+    "runs": {
+        "transformer",
+        "sampler",
+        "parallel",
+        "executor",
+        "tasks",
+        "grpo",
+        "rollout",
+        "config",
+        "options",
+        "log",
+        "trackers",
+        "verdict",
+    },
+    "search": {
+        "transformer",
+        "sampler",
+        "endpoint",
+        "executor",
+        "rules",
+        "tasks",
+        "config",
+        "log",
+        "schedule",
+        "verdict",
+    },
+    "tasks": {"transformer", "rules", "config", "python_text", "rows", "schedule"},
+    "endpoint": {"rules", "tasks", "config"},
+    "reward": {"executor", "library", "rules", "tasks", "config", "log", "options", "rows", "verdict"},
+    "collect": {
+        "transformer",
+        "endpoint",
+        "executor",
+        "executor.sandbox",
+        "rules",
+        "tasks",
+        "config",
+        "log",
+        "python_text",
+        "rows",
+    },
+    "browse": {"rules", "config", "verdict"},
     "plan": set(),
     "rules": {"plan", "python_text", "verdict"},
     "executor.common": {"plan"},
@@ -47,7 +94,43 @@ MAY_IMPORT = {
         "executor.replay",
     },
     "executor.child": {"plan", "executor.common", "executor.sandbox"},
+    "executor.judge": {
+        "plan",
+        "rules",
+        "tasks",
+        "verdict",
+        "executor.common",
+        "executor.sandbox",
+        "executor.replay",
+        "executor.gpu",
+        "executor.child",
+    },
+    "executor": {
+        "plan",
+        "rules",
+        "tasks",
+        "config",
+        "log",
+        "python_text",
+        "rows",
+        "verdict",
+        "executor.common",
+        "executor.sandbox",
+        "executor.judge",
+    },
 }
+# wing: all that may import it; the scripts beside the package may, too
+IMPORTED_BY = {
+    "kernels": {"transformer", "sampler", "parallel", "data"},
+    "sampler": {"complete", "heldout", "rollout", "trainer", "runs", "search"},
+    "parallel": {"heldout", "microbatch", "trainer", "runs"},
+    "runs": {"heldout", "trainer"},
+    "search": set(),
+    "reward": {"trainer"},
+}
+# The folders of the package whose page lists their files.
+LISTED = ["transformer", "sampler", "kernels", "parallel", "runs", "search", "tasks", "collect", "reward"]
+LISTED += ["endpoint", "browse"]
 
 
 @functools.cache
@@ -118,6 +201,11 @@ def test_a_wing_imports_only_what_it_may(name):
     assert between_wings()[name] <= MAY_IMPORT[name]
 
 
+def test_every_wing_has_a_rule():
+    folders = {file.parent.name for file in (ROOT / "nanotriton").glob("*/__init__.py")}
+    assert MAY_IMPORT.keys() == set(WINGS) and folders <= MAY_IMPORT.keys()
+
+
 def test_the_folders_of_the_judge_are_those_above():
     judge = ROOT / "nanotriton" / "executor" / "judge"
     assert {file.parent.name for file in judge.glob("*/*.py")} == set(JUDGE)
@@ -131,13 +219,20 @@ def test_a_folder_of_the_judge_imports_only_what_it_may(folder):
     assert used and used - {folder} <= JUDGE[folder]
 
 
-def test_nothing_below_the_reward_imports_it():
-    users = {
-        wing(module)
-        for module, targets in imports().items()
-        if any(target.startswith("nanotriton.reward") for target in targets)
-    }
-    assert users <= {"trainer", "reward"}
+@pytest.mark.parametrize("name", IMPORTED_BY)
+def test_a_wing_is_imported_only_by_those_that_may(name):
+    users = {user for user, wings in between_wings().items() if name in wings}
+    assert users <= IMPORTED_BY[name]
+
+
+@pytest.mark.parametrize("folder", LISTED)
+def test_a_folder_opens_with_a_list_of_its_files(folder):
+    there = ROOT / "nanotriton" / folder
+    page = ast.get_docstring(ast.parse((there / "__init__.py").read_text(encoding="utf-8")))
+    names = {file.name for file in there.glob("*.py")} - {"__init__.py", "__main__.py"}
+    listed = set(re.findall(r"^ {4}(\w+\.py)", page, re.MULTILINE))
+    assert names <= set(re.findall(r"(?<![\w/])\w+\.py", page))
+    assert {name for name in listed if not (there / name).exists()} == set()
 
 
 def test_the_map_of_the_package_names_all_that_lies_in_it():

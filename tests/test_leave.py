@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # Stands for Gloo's thread, which wants the interpreter when that is gone.
 LEAVES = """
 import atexit, os, sys, threading
-from nanotriton.world import leave
+from nanotriton.parallel.world import leave
 
 class Late:
     def __del__(self, abort=os.abort):
@@ -31,7 +31,7 @@ leave(7)
 RANKS = """
 import atexit, os, sys, time
 from pathlib import Path
-from nanotriton.program import program
+from nanotriton.parallel.program import program
 
 def main(cfg, world):
     world.all_sum(__import__("torch").ones(100))

@@ -9,15 +9,17 @@ from safetensors.torch import load_file
 from test_distributed import backward, one_thread  # noqa: F401
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from nanotriton import distributed, lora, merge
-from nanotriton.attention import packed
-from nanotriton.checkpoint import Checkpointer
+from nanotriton import merge
 from nanotriton.config import ConfigError
-from nanotriton.lora import merged
-from nanotriton.model import Transformer
-from nanotriton.model_config import ModelError
-from nanotriton.weights import load_config, load_model, save_model
-from nanotriton.world import World
+from nanotriton.parallel import distributed
+from nanotriton.parallel.checkpoint import Checkpointer
+from nanotriton.parallel.world import World
+from nanotriton.transformer import lora
+from nanotriton.transformer.attention import packed
+from nanotriton.transformer.lora import merged
+from nanotriton.transformer.model import Transformer
+from nanotriton.transformer.model_config import ModelError
+from nanotriton.transformer.weights import load_config, load_model, save_model
 
 IDS = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6])
 

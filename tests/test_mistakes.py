@@ -13,16 +13,17 @@ import pytest
 
 import train_grpo
 import train_sft
-from nanotriton import config, stop
+from nanotriton import config
 from nanotriton.config import ConfigError
-from nanotriton.model_config import ModelError
-from nanotriton.program import launch
-from nanotriton.run import Run
+from nanotriton.parallel import stop
+from nanotriton.parallel.program import launch
+from nanotriton.parallel.world import World
+from nanotriton.runs.run import Run
 from nanotriton.tasks.bpe import train_tokenizer
 from nanotriton.tasks.prompt import of_text
-from nanotriton.tokenizer import Tokenizer
-from nanotriton.weights import load_config
-from nanotriton.world import World
+from nanotriton.transformer.model_config import ModelError
+from nanotriton.transformer.tokenizer import Tokenizer
+from nanotriton.transformer.weights import load_config
 
 ROOT = Path(__file__).parent.parent
 GOOD = '{"prompt": "a", "completion": "b"}'

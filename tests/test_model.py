@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from nanotriton.attention import packed
-from nanotriton.model import Transformer, rope_frequencies
-from nanotriton.model_config import ModelConfig, ModelError
+from nanotriton.transformer.attention import packed
+from nanotriton.transformer.model import Transformer, rope_frequencies
+from nanotriton.transformer.model_config import ModelConfig, ModelError
 
 transformers = pytest.importorskip("transformers")
 

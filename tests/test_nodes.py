@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from nanotriton.watch import AGAIN
+from nanotriton.parallel.watch import AGAIN
 from tests.ports import free_port
 from tests.test_train import ROOT, processes
 

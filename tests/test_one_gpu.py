@@ -14,16 +14,17 @@ import torch
 
 import train_grpo
 import train_sft
-from nanotriton import config, distributed
-from nanotriton.checkpoint import Checkpointer
+from nanotriton import config
 from nanotriton.data import pack, score
 from nanotriton.kernels.adam8 import AdamW8bit
-from nanotriton.model import Transformer
-from nanotriton.model_config import ModelConfig
-from nanotriton.run import make_sampler, sync_weights
-from nanotriton.sampler import Request
-from nanotriton.weights import save_model
-from nanotriton.world import World
+from nanotriton.parallel import distributed
+from nanotriton.parallel.checkpoint import Checkpointer
+from nanotriton.parallel.world import World
+from nanotriton.runs.run import make_sampler, sync_weights
+from nanotriton.sampler.sampler import Request
+from nanotriton.transformer.model import Transformer
+from nanotriton.transformer.model_config import ModelConfig
+from nanotriton.transformer.weights import save_model
 
 pytestmark = pytest.mark.slow
 

@@ -2,14 +2,14 @@
 
 import pytest
 
-from nanotriton.pace import Pace
+from nanotriton.runs.pace import Pace
 
 
 @pytest.fixture
 def clock(monkeypatch):
     """A clock that the test sets."""
     now = [100.0]
-    monkeypatch.setattr("nanotriton.pace.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("nanotriton.runs.pace.time.perf_counter", lambda: now[0])
 
     def run(pace: Pace, *took: tuple[str, float]) -> None:
         for what, seconds in took:

@@ -10,10 +10,10 @@ from nanotriton.executor.common import probe
 from nanotriton.executor.preflight import NO_VALUES, POLICY, Finding, finding, preflight
 from nanotriton.log import Log
 from nanotriton.options import JudgeOptions
-from nanotriton.preflight import FILE, GivenTasks, fit_tasks
+from nanotriton.parallel.world import World
+from nanotriton.runs.preflight import FILE, GivenTasks, fit_tasks
 from nanotriton.tasks.task import Task, find_tasks
 from nanotriton.verdict import STATUSES, Verdict
-from nanotriton.world import World
 
 GOOD = probe.TASK["source"]
 LAST = "return x * 2 + 1"
@@ -171,7 +171,7 @@ def test_a_continued_run_keeps_its_tasks(folder, tmp_path, monkeypatch):
     ] + [{"option": "--tasks", "task": name, "fit": False, "reason": "x"} for name in NONE]
     run.append(FILE, rows)
     run.continued = True
-    monkeypatch.setattr("nanotriton.preflight.preflight", None)
+    monkeypatch.setattr("nanotriton.runs.preflight.preflight", None)
     assert [task.name for task in fit_tasks(given, run, JudgeOptions())[0]] == ["weak"]
 
 
@@ -210,7 +210,7 @@ def test_two_ranks_agree_on_the_tasks(folder, tmp_path, monkeypatch):
         checked.extend(task.name for task in tasks)
         return [Finding(True)] * len(tasks)
 
-    monkeypatch.setattr("nanotriton.preflight.preflight", all_are_fit)
+    monkeypatch.setattr("nanotriton.runs.preflight.preflight", all_are_fit)
     run = Quiet(tmp_path)
     run.world = RankZero(rank=0, world_size=2)
     (found,) = fit_tasks([given], run, JudgeOptions())

@@ -7,11 +7,11 @@ from nanotriton.tasks.bpe import train_tokenizer
 from nanotriton.tasks.prompt import DEFAULT, build_completion, build_prompt, ids_of
 from nanotriton.tasks.synthetic import generate
 from nanotriton.tasks.task import Task
-from nanotriton.tokenizer import Tokenizer
+from nanotriton.transformer.tokenizer import Tokenizer
 
 
 class ChatTokenizer:
-    """The interface of nanotriton.tokenizer.Tokenizer, with a template and with characters for tokens."""
+    """The interface of nanotriton.transformer.tokenizer.Tokenizer, with a template and with characters for tokens."""
 
     has_chat_template = True
 

@@ -9,19 +9,19 @@ from tokenizers import processors
 import train_sft
 from bench.channels import sources
 from nanotriton.config import ConfigError
-from nanotriton.model import Transformer
-from nanotriton.model_config import ModelConfig, ModelError
+from nanotriton.parallel.world import World
 from nanotriton.rollout import prompts_of
-from nanotriton.run import Run
-from nanotriton.sampler import Sampler
+from nanotriton.runs.run import Run
+from nanotriton.sampler.sampler import Sampler
 from nanotriton.tasks import kernelbench
 from nanotriton.tasks.bpe import train_tokenizer
 from nanotriton.tasks.pairs import read_pairs
 from nanotriton.tasks.prompt import DEFAULT, build_prompt, of_messages, of_text, read_prompt, text_of
 from nanotriton.tasks.task import Task
-from nanotriton.tokenizer import Tokenizer
-from nanotriton.weights import save_model
-from nanotriton.world import World
+from nanotriton.transformer.model import Transformer
+from nanotriton.transformer.model_config import ModelConfig, ModelError
+from nanotriton.transformer.tokenizer import Tokenizer
+from nanotriton.transformer.weights import save_model
 from tests.test_tokenizer import CHATML, LLAMA3, write_byte_level
 
 SOURCE = "import torch\n\n\nclass Model(torch.nn.Module):\n    def forward(self, x):\n        return {'x': x}['x'] + 1\n"

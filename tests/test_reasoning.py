@@ -12,20 +12,20 @@ from bench.channels import sources
 from bench.channels.kernelbench import Config as KernelBenchConfig
 from bench.channels.kernelbench import KernelBench
 from bench.channels.sources import ServerOptions
-from nanotriton.model import Transformer
-from nanotriton.model_config import ModelConfig
+from nanotriton.parallel.world import World
 from nanotriton.reward.audit import read_samples
 from nanotriton.rollout import judged, rollout
 from nanotriton.rules.extract import extract_candidate, opened_reasoning
-from nanotriton.scheduler import Sample
+from nanotriton.sampler.scheduler import Sample
 from nanotriton.tasks import kernelbench
 from nanotriton.tasks.bpe import train_tokenizer
 from nanotriton.tasks.prompt import of_text
 from nanotriton.tasks.task import Task
-from nanotriton.tokenizer import Tokenizer
+from nanotriton.transformer.model import Transformer
+from nanotriton.transformer.model_config import ModelConfig
+from nanotriton.transformer.tokenizer import Tokenizer
+from nanotriton.transformer.weights import save_model
 from nanotriton.verdict import Verdict
-from nanotriton.weights import save_model
-from nanotriton.world import World
 
 PLAIN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
 OPENS = PLAIN + "{{ '<think>\n' }}"

@@ -12,12 +12,13 @@ import pytest
 
 import train_grpo
 import train_sft
-from nanotriton import config, provenance
+from nanotriton import config
 from nanotriton.executor.common import probe
-from nanotriton.program import launch
-from nanotriton.resume import check_settings
-from nanotriton.run import Run
-from nanotriton.world import World
+from nanotriton.parallel.program import launch
+from nanotriton.parallel.world import World
+from nanotriton.runs import provenance
+from nanotriton.runs.resume import check_settings
+from nanotriton.runs.run import Run
 
 ROOT = Path(__file__).parent.parent
 # Rewards that differ whatever an untrained model writes, or no weight would ever move.
@@ -354,7 +355,7 @@ def test_a_signal_before_the_first_step_leaves_nothing_to_save(given, tmp_path, 
 
 
 def test_every_rank_hears_of_a_signal_that_one_got():
-    from nanotriton import stop
+    from nanotriton.parallel import stop
 
     class OfTwo(World):
         def gather(self, x):

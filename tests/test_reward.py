@@ -9,14 +9,15 @@ import pytest
 import torch
 
 import train_grpo
-from nanotriton import config, grpo, run
+from nanotriton import config, grpo
+from nanotriton.parallel.world import World
 from nanotriton.reward.execution import PROGRESS, speed
 from nanotriton.reward.reward import RewardConfig, load_reward, reward, reward_function
 from nanotriton.rollout import judged, rollout
-from nanotriton.sampler import Sample
+from nanotriton.runs import run
+from nanotriton.sampler.sampler import Sample
 from nanotriton.tasks.task import Task
 from nanotriton.verdict import STATUSES, UNSCORED, Verdict
-from nanotriton.world import World
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -9,14 +9,14 @@ import torch
 
 import train_grpo
 from nanotriton import config
-from nanotriton.advice import Advice
-from nanotriton.report import Step, Update, report
+from nanotriton.parallel.world import World
 from nanotriton.reward.reward import RewardConfig, load_reward, reward_function, total
 from nanotriton.rollout import Episode
-from nanotriton.run import Clock
+from nanotriton.runs.advice import Advice
+from nanotriton.runs.report import Step, Update, report
+from nanotriton.runs.run import Clock
 from nanotriton.tasks.task import Task
 from nanotriton.verdict import STATUSES, UNSCORED, Verdict
-from nanotriton.world import World
 from tests.ranks import Ranks
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -4,11 +4,11 @@ import pytest
 
 import train_grpo
 from nanotriton.config import ConfigError
+from nanotriton.parallel.world import World
 from nanotriton.reward.reward import load_reward
 from nanotriton.reward.try_out import completion, made_up, try_out
 from nanotriton.rules.extract import extract_candidate
 from nanotriton.tasks.task import Task
-from nanotriton.world import World
 
 TASK = Task("level1/relu", "class Model: pass")
 

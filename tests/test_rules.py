@@ -12,25 +12,26 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import train_grpo
-from nanotriton import config, distributed, grpo, heldout, trainer
-from nanotriton.advice import Advice
-from nanotriton.checkpoint import Checkpointer
+from nanotriton import config, grpo, heldout, trainer
 from nanotriton.data import pack, score
 from nanotriton.kernels import logprob
 from nanotriton.kernels.logprob import token_logprobs
 from nanotriton.log import Log
-from nanotriton.model import Transformer
-from nanotriton.model_config import ModelConfig, ModelError
-from nanotriton.report import Step, Update, report
+from nanotriton.parallel import distributed
+from nanotriton.parallel.checkpoint import Checkpointer
+from nanotriton.parallel.world import World
 from nanotriton.reward.reward import reward
 from nanotriton.rollout import Episode
-from nanotriton.run import Clock
-from nanotriton.sampler import Request, Sampler
+from nanotriton.runs.advice import Advice
+from nanotriton.runs.report import Step, Update, report
+from nanotriton.runs.run import Clock
+from nanotriton.sampler.sampler import Request, Sampler
 from nanotriton.schedule import Stream, seed_of
 from nanotriton.tasks.task import Task
+from nanotriton.transformer.model import Transformer
+from nanotriton.transformer.model_config import ModelConfig, ModelError
+from nanotriton.transformer.weights import load_config, load_model, save_model
 from nanotriton.verdict import STATUSES, UNSCORED, Verdict
-from nanotriton.weights import load_config, load_model, save_model
-from nanotriton.world import World
 
 RULES = Path(__file__).parent.parent / "docs" / "rules.md"
 VOCAB, VALID = 24, 20  # the embedding is padded by four rows

@@ -15,12 +15,12 @@ import torch
 
 import sample
 from nanotriton.config import ConfigError
-from nanotriton.program import launch
+from nanotriton.parallel.program import launch
+from nanotriton.parallel.world import World
+from nanotriton.search.writers import ModelWriter, Sampling
 from nanotriton.tasks.module import module_task
 from nanotriton.tasks.prompt import DEFAULT, SYSTEM
 from nanotriton.verdict import Verdict
-from nanotriton.world import World
-from nanotriton.writers import ModelWriter, Sampling
 from tests.test_collect_distil import Server
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -316,11 +316,11 @@ def test_a_module_that_cannot_be_judged_costs_no_answer(folder, serve, shared, c
 
 def small_model(folder: Path, template: str = "") -> Path:
     """A random model that answers with anything at all."""
-    from nanotriton.model import Transformer
-    from nanotriton.model_config import ModelConfig
     from nanotriton.tasks.bpe import train_tokenizer
-    from nanotriton.tokenizer import Tokenizer
-    from nanotriton.weights import save_model
+    from nanotriton.transformer.model import Transformer
+    from nanotriton.transformer.model_config import ModelConfig
+    from nanotriton.transformer.tokenizer import Tokenizer
+    from nanotriton.transformer.weights import save_model
 
     train_tokenizer([KERNEL, MODULES["example.py"]] * 2, 400, folder)
     tokenizer = Tokenizer(folder)

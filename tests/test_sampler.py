@@ -10,18 +10,18 @@ import pytest
 import tokenizers
 import torch
 
-from nanotriton import graphs
-from nanotriton.attention import packed
 from nanotriton.complete import main
 from nanotriton.config import ConfigError
-from nanotriton.graphs import Captured, Graphs
 from nanotriton.kernels.logprob import token_logprobs
-from nanotriton.kv_cache import PagePool
-from nanotriton.model import Transformer
-from nanotriton.model_config import ModelConfig
-from nanotriton.sampler import Request, Sampler
-from nanotriton.scheduler import Scheduler
-from nanotriton.weights import save_model
+from nanotriton.sampler import graphs
+from nanotriton.sampler.graphs import Captured, Graphs
+from nanotriton.sampler.kv_cache import PagePool
+from nanotriton.sampler.sampler import Request, Sampler
+from nanotriton.sampler.scheduler import Scheduler
+from nanotriton.transformer.attention import packed
+from nanotriton.transformer.model import Transformer
+from nanotriton.transformer.model_config import ModelConfig
+from nanotriton.transformer.weights import save_model
 
 FAMILIES = {
     "llama": dict(model_type="llama", num_key_value_heads=2),

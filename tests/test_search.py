@@ -5,13 +5,13 @@ from concurrent.futures import Future
 
 import pytest
 
-from nanotriton import search
 from nanotriton.config import ConfigError
-from nanotriton.search import Attempt
+from nanotriton.search import search
+from nanotriton.search.search import Attempt
+from nanotriton.search.writers import Written
 from nanotriton.tasks.prompt import DEFAULT
 from nanotriton.tasks.task import Task
 from nanotriton.verdict import Verdict
-from nanotriton.writers import Written
 
 
 class Timing:

@@ -8,8 +8,8 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from nanotriton.model_config import ModelError
-from nanotriton.tokenizer import Tokenizer
+from nanotriton.transformer.model_config import ModelError
+from nanotriton.transformer.tokenizer import Tokenizer
 
 SPECIAL = [
     "<|endoftext|>",
@@ -210,7 +210,7 @@ def test_a_template_is_told_one_time_and_its_variables(tmp_path, monkeypatch):
     assert Tokenizer(folder, began).chat(CHATS[0]) == "26 Jul 2024 23:59:58"
     tokenizer = Tokenizer(folder)
     first = tokenizer.chat(CHATS[0])
-    monkeypatch.setattr("nanotriton.tokenizer.datetime", None)  # no clock is read any more
+    monkeypatch.setattr("nanotriton.transformer.tokenizer.datetime", None)  # no clock is read any more
     assert tokenizer.chat(CHATS[0]) == first
     monkeypatch.undo()
     thinks = write_byte_level(tmp_path / "b", chat_template=QWEN3)

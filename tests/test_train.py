@@ -12,7 +12,7 @@ import pytest
 
 import train_grpo
 from nanotriton import config
-from nanotriton.program import launch
+from nanotriton.parallel.program import launch
 from nanotriton.schedule import learning_rate
 
 ROOT = Path(__file__).parent.parent

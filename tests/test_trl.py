@@ -11,13 +11,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from nanotriton import config, distributed
-from nanotriton.model import Transformer
-from nanotriton.model_config import ModelConfig
+from nanotriton import config
+from nanotriton.parallel import distributed
+from nanotriton.parallel.world import World
 from nanotriton.rollout import Episode
-from nanotriton.run import Clock
+from nanotriton.runs.run import Clock
 from nanotriton.tasks.task import Task
-from nanotriton.world import World
+from nanotriton.transformer.model import Transformer
+from nanotriton.transformer.model_config import ModelConfig
 
 trl = pytest.importorskip("trl")
 transformers = pytest.importorskip("transformers")

@@ -7,17 +7,18 @@ import pytest
 import torch
 
 import train_grpo
-from nanotriton import config, distributed, grpo
-from nanotriton.advice import Advice
+from nanotriton import config, grpo
 from nanotriton.data import pack, score
-from nanotriton.model import Transformer
-from nanotriton.model_config import ModelConfig
-from nanotriton.report import Step, report
+from nanotriton.parallel import distributed
+from nanotriton.parallel.world import World
 from nanotriton.rollout import Episode
-from nanotriton.run import Clock
+from nanotriton.runs.advice import Advice
+from nanotriton.runs.report import Step, report
+from nanotriton.runs.run import Clock
 from nanotriton.tasks.task import Task
+from nanotriton.transformer.model import Transformer
+from nanotriton.transformer.model_config import ModelConfig
 from nanotriton.verdict import Verdict
-from nanotriton.world import World
 
 PROMPT, VOCAB = [1, 2], 24
 

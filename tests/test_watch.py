@@ -16,8 +16,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from nanotriton import watch
-from nanotriton.world import gpu_trouble
+from nanotriton.parallel import watch
+from nanotriton.parallel.world import gpu_trouble
 from tests.ports import free_ports
 
 ROOT = Path(__file__).resolve().parents[1]

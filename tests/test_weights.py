@@ -16,15 +16,16 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from nanotriton import distributed, weights
-from nanotriton.attention import packed
-from nanotriton.model import Transformer
-from nanotriton.model_config import ModelConfig, ModelError
-from nanotriton.program import users
-from nanotriton.tensor_files import shard_rows
-from nanotriton.tokenizer import Tokenizer
-from nanotriton.weights import fill, load_config, load_model, save_model
-from nanotriton.world import World
+from nanotriton.parallel import distributed
+from nanotriton.parallel.program import users
+from nanotriton.parallel.world import World
+from nanotriton.transformer import weights
+from nanotriton.transformer.attention import packed
+from nanotriton.transformer.model import Transformer
+from nanotriton.transformer.model_config import ModelConfig, ModelError
+from nanotriton.transformer.tensor_files import shard_rows
+from nanotriton.transformer.tokenizer import Tokenizer
+from nanotriton.transformer.weights import fill, load_config, load_model, save_model
 from tests.ports import free_port
 
 LLAMA3 = {
@@ -207,8 +208,8 @@ FSDP = """
 import sys, torch, torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from nanotriton.model import Transformer
-from nanotriton.weights import fill, load_config, save_model
+from nanotriton.transformer.model import Transformer
+from nanotriton.transformer.weights import fill, load_config, save_model
 dist.init_process_group("gloo")
 with torch.device("meta"):
     model = Transformer(load_config(sys.argv[1]))

@@ -36,14 +36,14 @@ from bench.channels.sources import ServerOptions
 from bench.results import usual_device
 from nanotriton import config
 from nanotriton.executor import Executor, Verdict
-from nanotriton.program import program
+from nanotriton.parallel.program import program
+from nanotriton.parallel.world import World
 from nanotriton.rules import rules
 from nanotriton.rules.extract import defines, extract_candidate, parse
 from nanotriton.rules.policy import POLICIES
 from nanotriton.schedule import Stream, seed_of
 from nanotriton.tasks import kernelbench
 from nanotriton.tasks.kernelbench import Problem
-from nanotriton.world import World
 
 # What the baselines that are timed here are called in the results.
 BASELINES = {"compile": "torch.compile", "tf32": "the problem's own module in TF32"}

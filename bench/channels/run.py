@@ -20,9 +20,9 @@ from nanotriton import log
 from nanotriton.config import ConfigError, flat, json_object
 from nanotriton.executor import Executor
 from nanotriton.executor.processes import check_card
+from nanotriton.parallel.world import World
 from nanotriton.tasks.task import Task
 from nanotriton.verdict import Verdict
-from nanotriton.world import World
 
 REFRESH = 20.0  # seconds between two versions of the results while candidates are judged
 # Options that may change when a run is continued.

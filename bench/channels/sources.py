@@ -21,11 +21,11 @@ from nanotriton import log
 from nanotriton.config import json_object, reason
 from nanotriton.endpoint.answer import Later, Refused
 from nanotriton.endpoint.client import Client
-from nanotriton.provenance import files_of, fingerprint
 from nanotriton.rows import read_lines
 from nanotriton.rules.extract import CLOSE, OPEN
+from nanotriton.runs.provenance import files_of, fingerprint
+from nanotriton.search.writers import ModelWriter, Sampling, Written
 from nanotriton.tasks.prompt import Prompt
-from nanotriton.writers import ModelWriter, Sampling, Written
 
 
 @dataclass

@@ -30,14 +30,14 @@ from bench.results import usual_device
 from nanotriton import config, log
 from nanotriton.collect.files import put_rows
 from nanotriton.executor import Executor, Verdict
-from nanotriton.program import program
+from nanotriton.parallel.program import program
+from nanotriton.parallel.world import World
 from nanotriton.rules.extract import extract_candidate
 from nanotriton.rules.policy import POLICIES
 from nanotriton.schedule import Stream, seed_of
 from nanotriton.tasks.prompt import read_prompt
 from nanotriton.tasks.sets import read_tasks
 from nanotriton.tasks.task import Task
-from nanotriton.world import World
 
 ROW = 'row {"task": name, "completion": text}'
 NEVER_SOLVED = 1 / 3  # of the tasks that no sample solved, the share that --sometimes keeps

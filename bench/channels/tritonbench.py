@@ -47,14 +47,14 @@ from nanotriton import config, log
 from nanotriton.executor import Executor
 from nanotriton.executor.processes import cores
 from nanotriton.executor.script import ScriptExecutor
-from nanotriton.program import program
+from nanotriton.parallel.program import program
+from nanotriton.parallel.world import World
 from nanotriton.rules import rules
 from nanotriton.schedule import Stream, seed_of
 from nanotriton.tasks import tritonbench
 from nanotriton.tasks.prompt import Prompt
 from nanotriton.tasks.tritonbench import Problem
 from nanotriton.verdict import Verdict
-from nanotriton.world import World
 
 SECONDS = 120.0  # for a look at one performance script
 HELPERS = 8  # processes that look at performance scripts, each with a GPU context

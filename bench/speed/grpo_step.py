@@ -36,13 +36,14 @@ from bench.results import command, environment, write_json
 from bench.speed import training
 from bench.speed.stand_ins import GROUP, StandInExecutor, StandInTokenizer, tasks_and_pairs
 from bench.speed.training import MODELS
-from nanotriton import config, distributed
-from nanotriton.model_config import ModelConfig
-from nanotriton.program import program
+from nanotriton import config
+from nanotriton.parallel import distributed
+from nanotriton.parallel.program import program
+from nanotriton.parallel.world import World
 from nanotriton.reward.reward import reward
-from nanotriton.run import make_executor
+from nanotriton.runs.run import make_executor
 from nanotriton.tasks.task import Task
-from nanotriton.world import World
+from nanotriton.transformer.model_config import ModelConfig
 
 CPU_CACHE = {"num_blocks": 64, "max_batch_tokens": 256}
 LOOK = 0.02  # seconds between two looks at the memory

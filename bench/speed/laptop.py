@@ -28,14 +28,15 @@ from typing import Annotated
 import train_grpo
 import train_sft
 from bench.results import environment, write_json
-from nanotriton import config, distributed
+from nanotriton import config
 from nanotriton.heldout import heldout
 from nanotriton.log import smooth
-from nanotriton.program import launch
-from nanotriton.run import Run, make_executor, make_sampler
-from nanotriton.tokenizer import Tokenizer
-from nanotriton.weights import load_model
-from nanotriton.world import World
+from nanotriton.parallel import distributed
+from nanotriton.parallel.program import launch
+from nanotriton.parallel.world import World
+from nanotriton.runs.run import Run, make_executor, make_sampler
+from nanotriton.transformer.tokenizer import Tokenizer
+from nanotriton.transformer.weights import load_model
 
 FLAGS = {"main": [], "rejection": ["--advantage", "rejection"], "control": ["--shuffle-rewards"]}
 ARMS = (*FLAGS, "sft", "table")

@@ -22,9 +22,9 @@ import torch
 from bench.results import command, environment, write_json
 from bench.speed.sampling import QWEN3, SHAPES
 from nanotriton import config
-from nanotriton.model import Transformer
-from nanotriton.model_config import ModelConfig
-from nanotriton.weights import load_model, save_model
+from nanotriton.transformer.model import Transformer
+from nanotriton.transformer.model_config import ModelConfig
+from nanotriton.transformer.weights import load_model, save_model
 
 SHAPE = ModelConfig(**QWEN3, **SHAPES["8b"])
 CHUNK = 64 << 20  # bytes of a raw read

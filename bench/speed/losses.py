@@ -22,14 +22,14 @@ import train_grpo
 from bench.results import environment, write_json
 from nanotriton import config, grpo
 from nanotriton.options import LossOptions, TraceOptions
-from nanotriton.program import program
+from nanotriton.parallel.program import program
+from nanotriton.parallel.world import World
 from nanotriton.reward.reward import RewardFunction
-from nanotriton.run import Run, sync_weights
+from nanotriton.runs.run import Run, sync_weights
 from nanotriton.tasks.prompt import DEFAULT
 from nanotriton.tasks.sets import task_sets
 from nanotriton.tasks.task import Task
 from nanotriton.verdict import Verdict
-from nanotriton.world import World
 
 LOSSES = get_args(get_type_hints(train_grpo.Config)["loss"])
 MISMATCHES = get_args(get_type_hints(LossOptions)["mismatch"])

@@ -17,15 +17,15 @@ import torch
 
 from bench.results import environment, write_json
 from nanotriton import config
-from nanotriton.attention import packed
 from nanotriton.grpo import mismatch
 from nanotriton.kernels.logprob import token_logprobs
-from nanotriton.model_config import ModelError
-from nanotriton.sampler import Request, Sampler
+from nanotriton.sampler.sampler import Request, Sampler
 from nanotriton.tasks.prompt import build_prompt
 from nanotriton.tasks.synthetic import generate
-from nanotriton.tokenizer import Tokenizer
-from nanotriton.weights import load_model
+from nanotriton.transformer.attention import packed
+from nanotriton.transformer.model_config import ModelError
+from nanotriton.transformer.tokenizer import Tokenizer
+from nanotriton.transformer.weights import load_model
 
 MODES = ("none", "bypass", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 

@@ -28,9 +28,9 @@ import torch
 from bench.results import command, environment, write_json
 from bench.speed.decode import copy_bandwidth
 from nanotriton import config
-from nanotriton.model import Transformer
-from nanotriton.model_config import ModelConfig
-from nanotriton.sampler import Request, Sampler
+from nanotriton.sampler.sampler import Request, Sampler
+from nanotriton.transformer.model import Transformer
+from nanotriton.transformer.model_config import ModelConfig
 
 QWEN3 = dict(
     model_type="qwen3",

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 from nanotriton.executor.executor import Executor
-from nanotriton.sampler import Request, Sample, Sampler
+from nanotriton.parallel.world import World
+from nanotriton.sampler.sampler import Request, Sample, Sampler
 from nanotriton.tasks import synthetic
 from nanotriton.tasks.task import Task
-from nanotriton.world import World
 
 GROUP = 8  # samples of a prompt
 ANSWER = "```python\nimport triton\n\n\nclass ModelNew:\n    pass\n```"  # every sample's text

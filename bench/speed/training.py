@@ -35,19 +35,20 @@ import train_sft
 from bench.results import command, environment, write_json
 from bench.speed.sampling import QWEN3, SHAPES
 from bench.speed.stand_ins import GROUP, RecordedSampler, StandInExecutor, StandInTokenizer, tasks_and_pairs
-from nanotriton import config, distributed, grpo
-from nanotriton.checkpoint import local
+from nanotriton import config, grpo
 from nanotriton.executor.executor import Executor
-from nanotriton.model import Transformer
-from nanotriton.model_config import ModelConfig
-from nanotriton.program import program
+from nanotriton.parallel import distributed
+from nanotriton.parallel.checkpoint import local
+from nanotriton.parallel.program import program
+from nanotriton.parallel.world import World
 from nanotriton.reward.reward import RewardFunction, reward
-from nanotriton.run import make_executor, make_sampler, sync_weights
-from nanotriton.sampler import Sampler
+from nanotriton.runs.run import make_executor, make_sampler, sync_weights
+from nanotriton.sampler.sampler import Sampler
 from nanotriton.tasks.task import Task
+from nanotriton.transformer.model import Transformer
+from nanotriton.transformer.model_config import ModelConfig
+from nanotriton.transformer.weights import shard_rows
 from nanotriton.verdict import Verdict
-from nanotriton.weights import shard_rows
-from nanotriton.world import World
 
 TINY = dict(
     model_type="qwen3",

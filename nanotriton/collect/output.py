@@ -79,7 +79,7 @@ def token_counter(folder: str) -> Callable[[str], int]:
     if not folder:
         pattern = re.compile(r"\n +|\w+|[^\w\s]")
         return lambda text: len(pattern.findall(text))
-    from nanotriton.tokenizer import Tokenizer
+    from nanotriton.transformer.tokenizer import Tokenizer
 
     tokenizer = Tokenizer(folder)
     return lambda text: len(tokenizer.encode(text))

@@ -1,7 +1,7 @@
 """Decode attention over a paged KV cache, built for groups: each prompt is read once for all of its samples.
 
-The sampler's decode step calls `decode_attention` once a layer (Sampler.step in sampler.py). Read it first,
-then the kernels in the order in which they run: `_prefix_kernel`, `_tail_kernel`, `_merge_kernel`.
+The sampler's decode step calls `decode_attention` once a layer (Sampler.step in sampler/sampler.py). Read it
+first, then the kernels in the order in which they run: `_prefix_kernel`, `_tail_kernel`, `_merge_kernel`.
 
 - *row*: the new token of one sample. q has B of them. A *query* is one head of a row.
 - *prefix*: the prompt of a sample, shared by its group. Its last page may be partly filled.

@@ -1,9 +1,9 @@
 """RMSNorm and SwiGLU: what a transformer does between its matrix products, forward and backward.
 
-model.py calls the public functions at the end of the file, `rms_norm` and `swiglu`. Read those first, then
-the one of the two parts that you want. The public functions differentiate. They choose by where the tensor
-is: on CUDA a Triton kernel runs, elsewhere its torch twin, `<name>_torch`, which has the same arguments and
-the same answer. The tests compare the two. What becomes of the heads of q and k is in heads.py.
+transformer/model.py calls the public functions at the end of the file, `rms_norm` and `swiglu`. Read those
+first, then the one of the two parts that you want. The public functions differentiate. They choose by where
+the tensor is: on CUDA a Triton kernel runs, elsewhere its torch twin, `<name>_torch`, which has the same
+arguments and the same answer. The tests compare the two. What becomes of the heads of q and k is in heads.py.
 
 Both are bound by memory: each kernel reads its inputs and writes its outputs once, computes in fp32 and
 rounds once. The forward of swiglu takes inputs that are parts of each row of something wider as they

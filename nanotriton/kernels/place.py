@@ -2,9 +2,9 @@
 
 It norms each head of q and k (Qwen3), rotates it, and writes k and v to the paged cache.
 
-CachedAttention.place (kv_cache.py) calls `place` once a layer. `place` runs the kernel on CUDA and its torch
-twin elsewhere. The trainer's forward has no cache and calls `norm_and_rotate` (heads.py) instead. The kernel
-rounds where those separate steps round, so that a sampler sees what the trainer computes.
+CachedAttention.place (sampler/kv_cache.py) calls `place` once a layer. `place` runs the kernel on CUDA and
+its torch twin elsewhere. The trainer's forward has no cache and calls `norm_and_rotate` (heads.py) instead.
+The kernel rounds where those separate steps round, so that a sampler sees what the trainer computes.
 """
 
 import triton

@@ -57,6 +57,6 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, folder: str | Path) -
         "eos_token": END,
         "pad_token": PAD,
         "clean_up_tokenization_spaces": False,
-        "nanotriton_prompt": "source",  # its models know no instructions, see tokenizer.py
+        "nanotriton_prompt": "source",  # its models know no instructions, see transformer/tokenizer.py
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")

@@ -19,7 +19,7 @@ from nanotriton.rules.extract import CLOSE, after_reasoning, opened_reasoning
 from nanotriton.tasks.task import Task
 
 if TYPE_CHECKING:
-    from nanotriton.tokenizer import Tokenizer
+    from nanotriton.transformer.tokenizer import Tokenizer
 
 HOLE = "{source}"  # where a task's source goes
 ROLES = ("system", "user", "assistant")

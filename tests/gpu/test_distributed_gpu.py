@@ -7,13 +7,13 @@ import torch.distributed as dist
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
-from nanotriton import distributed
-from nanotriton.attention import packed
-from nanotriton.checkpoint import Checkpointer, local
 from nanotriton.kernels.logprob import token_logprobs
-from nanotriton.model import Transformer
-from nanotriton.model_config import ModelConfig
-from nanotriton.world import World
+from nanotriton.parallel import distributed
+from nanotriton.parallel.checkpoint import Checkpointer, local
+from nanotriton.parallel.world import World
+from nanotriton.transformer.attention import packed
+from nanotriton.transformer.model import Transformer
+from nanotriton.transformer.model_config import ModelConfig
 
 WORLD = World(device=torch.device("cuda", 0))
 

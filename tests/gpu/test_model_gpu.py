@@ -14,11 +14,11 @@ sys.path.append(str(Path(__file__).parents[1]))
 from test_attention import cumulative, plain  # noqa: E402
 from test_model import CASES, copy_of, logits, make_hf, relative  # noqa: E402
 
-from nanotriton import attention  # noqa: E402
 from nanotriton.kernels import heads, layers  # noqa: E402
-from nanotriton.model import Transformer  # noqa: E402
-from nanotriton.model_config import ModelConfig  # noqa: E402
-from nanotriton.weights import load_model, save_model  # noqa: E402
+from nanotriton.transformer import attention  # noqa: E402
+from nanotriton.transformer.model import Transformer  # noqa: E402
+from nanotriton.transformer.model_config import ModelConfig  # noqa: E402
+from nanotriton.transformer.weights import load_model, save_model  # noqa: E402
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 UNIT = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}  # about two units in the last place

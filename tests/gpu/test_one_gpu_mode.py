@@ -7,12 +7,12 @@ if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
 from bench.speed.training import randomize
-from nanotriton import distributed
 from nanotriton.data import pack, score
-from nanotriton.model_config import ModelConfig
-from nanotriton.run import make_sampler, sync_weights
-from nanotriton.sampler import Request
-from nanotriton.world import World
+from nanotriton.parallel import distributed
+from nanotriton.parallel.world import World
+from nanotriton.runs.run import make_sampler, sync_weights
+from nanotriton.sampler.sampler import Request
+from nanotriton.transformer.model_config import ModelConfig
 
 WORLD = World(device=torch.device("cuda", 0))
 CONFIG = ModelConfig("qwen3", 512, 256, 512, 4, 4, 2, head_dim=64, qk_norm=True)

@@ -9,7 +9,7 @@ if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
 
 import sample
-from nanotriton.world import World
+from nanotriton.parallel.world import World
 from tests.test_collect_distil import Server
 from tests.test_sample import KERNEL
 

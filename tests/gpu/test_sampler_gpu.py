@@ -10,12 +10,12 @@ if not torch.cuda.is_available():
     pytest.skip("needs CUDA", allow_module_level=True)
 
 from nanotriton import vmm
-from nanotriton.attention import packed
 from nanotriton.kernels import decode, sample
 from nanotriton.kernels.decode import decode_attention
 from nanotriton.kernels.logprob import token_logprobs
 from nanotriton.kernels.place import place
-from nanotriton.sampler import Request, Sampler
+from nanotriton.sampler.sampler import Request, Sampler
+from nanotriton.transformer.attention import packed
 from tests.test_decode import CASES, HEAD_SIZES, groups_of, make_case, reference, relative_error
 from tests.test_place import check as check_place
 from tests.test_place import make as make_place

@@ -14,20 +14,23 @@ from typing import IO, Any
 import torch
 from tqdm import tqdm
 
-from nanotriton import config, distributed, lora, provenance, stop
-from nanotriton.advice import Advice
-from nanotriton.checkpoint import Checkpointer
+from nanotriton import config
 from nanotriton.executor.executor import Executor
 from nanotriton.log import FILES, Log, counted, duration
-from nanotriton.model import Transformer
-from nanotriton.model_config import ModelConfig
-from nanotriton.pace import Pace
-from nanotriton.resume import check_kind, check_settings, read_settings
-from nanotriton.sampler import Sampler
-from nanotriton.tokenizer import Tokenizer
+from nanotriton.parallel import distributed, stop
+from nanotriton.parallel.checkpoint import Checkpointer
+from nanotriton.parallel.world import World
+from nanotriton.runs import provenance
+from nanotriton.runs.advice import Advice
+from nanotriton.runs.pace import Pace
+from nanotriton.runs.resume import check_kind, check_settings, read_settings
+from nanotriton.sampler.sampler import Sampler
 from nanotriton.trackers import check_packages, open_trackers
-from nanotriton.weights import WeightFiles, find_folder, load_config, save_model
-from nanotriton.world import World
+from nanotriton.transformer import lora
+from nanotriton.transformer.model import Transformer
+from nanotriton.transformer.model_config import ModelConfig
+from nanotriton.transformer.tokenizer import Tokenizer
+from nanotriton.transformer.weights import WeightFiles, find_folder, load_config, save_model
 
 
 class Clock:

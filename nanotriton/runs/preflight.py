@@ -8,7 +8,7 @@ from nanotriton.executor.executor import Executor
 from nanotriton.executor.preflight import POLICY, Finding, preflight
 from nanotriton.log import counted
 from nanotriton.options import JudgeOptions
-from nanotriton.run import Run
+from nanotriton.runs.run import Run
 from nanotriton.tasks.sets import read_tasks
 from nanotriton.tasks.task import Task
 

@@ -24,7 +24,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from nanotriton.world import World
+    from nanotriton.parallel.world import World
 
 ECHO = 2.0  # seconds in which one Ctrl-C may come twice: from the terminal, and from torchrun
 

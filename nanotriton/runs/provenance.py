@@ -21,7 +21,7 @@ from typing import Any
 
 from nanotriton import config
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 # The options that name a file or a folder which a run reads.
 PATHS = ("reward", "tasks", "heldout", "data", "prompt", "model")
 COPIED = 1 << 20  # bytes: larger files are only hashed
@@ -79,7 +79,7 @@ def fingerprints(cfg: Any) -> dict[str, dict[str, str]]:
 def files_of(option: str, value: str) -> dict[str, Path]:
     """{name: file} of what an option names: Python files of a folder of tasks, all files of a model's."""
     if option == "model":
-        from nanotriton.weights import find_folder  # it imports torch
+        from nanotriton.transformer.weights import find_folder  # it imports torch
 
         folder = find_folder(value)
         return {f.name: f for f in sorted(folder.iterdir()) if f.is_file() and not f.name.startswith(".")}

@@ -21,7 +21,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from nanotriton.kv_cache import NoRoom, PagePool
+from nanotriton.sampler.kv_cache import NoRoom, PagePool
 
 
 @dataclass

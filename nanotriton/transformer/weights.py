@@ -26,11 +26,11 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from nanotriton import lora
 from nanotriton.config import reason
-from nanotriton.model import Transformer
-from nanotriton.model_config import ModelConfig, ModelError
-from nanotriton.tensor_files import shard_rows, write_tensors
+from nanotriton.transformer import lora
+from nanotriton.transformer.model import Transformer
+from nanotriton.transformer.model_config import ModelConfig, ModelError
+from nanotriton.transformer.tensor_files import shard_rows, write_tensors
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"

@@ -20,8 +20,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
-from nanotriton.model_config import ModelError, as_ids
-from nanotriton.weights import find_folder, find_tokenizer_files, read_json
+from nanotriton.transformer.model_config import ModelError, as_ids
+from nanotriton.transformer.weights import find_folder, find_tokenizer_files, read_json
 
 # in tokenizer_config.json: "source" for a model that was trained here from nothing
 PROMPT = "nanotriton_prompt"

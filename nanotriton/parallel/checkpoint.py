@@ -30,8 +30,8 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from nanotriton.tensor_files import shard_rows, write_bytes, write_tensors
-from nanotriton.world import World
+from nanotriton.parallel.world import World
+from nanotriton.transformer.tensor_files import shard_rows, write_bytes, write_tensors
 
 
 class CheckpointError(RuntimeError):

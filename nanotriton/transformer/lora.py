@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from nanotriton.model import Linear, Transformer
-from nanotriton.tensor_files import shard_rows, write_tensors
+from nanotriton.transformer.model import Linear, Transformer
+from nanotriton.transformer.tensor_files import shard_rows, write_tensors
 
 SCALE = 2.0  # s; PEFT calls rank * s "lora_alpha"
 PREFIX = "base_model.model."  # of PEFT's tensor names

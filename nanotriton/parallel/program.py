@@ -8,11 +8,12 @@ from typing import Any, NoReturn, TypeVar
 
 import torch.distributed as dist
 
-from nanotriton import config, stop
-from nanotriton.checkpoint import CheckpointError
-from nanotriton.model_config import ModelError
-from nanotriton.watch import AGAIN, Watch, is_lost, one_line
-from nanotriton.world import World, leave, setup
+from nanotriton import config
+from nanotriton.parallel import stop
+from nanotriton.parallel.checkpoint import CheckpointError
+from nanotriton.parallel.watch import AGAIN, Watch, is_lost, one_line
+from nanotriton.parallel.world import World, leave, setup
+from nanotriton.transformer.model_config import ModelError
 
 # what the operating system says of a disk that can't be written to: not our fault
 DISK = {

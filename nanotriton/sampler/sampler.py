@@ -11,9 +11,9 @@
 what is finished. The same code runs on a CPU and on a GPU. On a GPU a decode step is a CUDA graph, tokens
 stay there, and the host reads them `LAG` steps late.
 
-rollout.py samples with it to train, heldout.py to evaluate, and writers.py for sample.py. After this file
-read scheduler.py (who runs, in which pages), kv_cache.py (the memory, and how a forward fills it), graphs.py
-(the decode step on a GPU) and kernels/decode.py (its attention).
+rollout.py samples with it to train, heldout.py to evaluate, and search/writers.py for sample.py. After this
+file read scheduler.py (who runs, in which pages), kv_cache.py (the memory, and how a forward fills it),
+graphs.py (the decode step on a GPU) and kernels/decode.py (its attention).
 """
 
 import math
@@ -25,13 +25,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from nanotriton.attention import packed
-from nanotriton.graphs import Graphs, Inputs, Reader, reader, upload
 from nanotriton.kernels.decode import TILE_QUERIES, DecodeBatch, decode_attention
 from nanotriton.kernels.sample import GOLDEN, sample_tokens, uniforms
-from nanotriton.kv_cache import CachedAttention, KVCache
-from nanotriton.model import Transformer
-from nanotriton.scheduler import Request, Sample, Scheduler, Sequence, pages_for
+from nanotriton.sampler.graphs import Graphs, Inputs, Reader, reader, upload
+from nanotriton.sampler.kv_cache import CachedAttention, KVCache
+from nanotriton.sampler.scheduler import Request, Sample, Scheduler, Sequence, pages_for
+from nanotriton.transformer.attention import packed
+from nanotriton.transformer.model import Transformer
 
 __all__ = ["Request", "Sample", "Sampler"]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from nanotriton.scheduler import Scheduler
+from nanotriton.sampler.scheduler import Scheduler
 
 Reader = Callable[[], tuple[list[int], list[float]]]  # waits for a step, and gives its tokens and logprobs
 

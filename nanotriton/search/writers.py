@@ -70,9 +70,9 @@ class ModelWriter:
     """
 
     def __init__(self, folder: str, device, dtype, sampling: Sampling):
-        from nanotriton.sampler import Sampler  # here, as a server needs no torch
-        from nanotriton.tokenizer import Tokenizer
-        from nanotriton.weights import load_model
+        from nanotriton.sampler.sampler import Sampler  # here, as a server needs no torch
+        from nanotriton.transformer.tokenizer import Tokenizer
+        from nanotriton.transformer.weights import load_model
 
         self.name, self.sampling = folder, sampling
         self.tokenizer = Tokenizer(folder, variables=sampling.variables)
@@ -132,7 +132,7 @@ class ModelWriter:
         self.sampler.close()
 
     def _request(self, ids: list[int], seeds: list[int]):
-        from nanotriton.sampler import Request
+        from nanotriton.sampler.sampler import Request
 
         return Request(
             ids,

@@ -3,11 +3,12 @@
     attend = packed(cu_seqlens, max_seqlen)          # one object a batch, called by every layer
     out = attend(layer, q, k, v)                     # q [T, H, D], k and v [T, Hkv, D] -> [T, H, D]
 
-data.py trains with it, and a sampler's prefill (sampler.py) attends with it. `select` chooses the backend.
-Backends, in order of preference: `flash4` (flash-attn-4) where it is at its best, on Hopper and later cards,
-`flash2` (flash-attn), `flash4` elsewhere, `varlen` (torch.nn.attention.varlen), `sdpa`
-(scaled_dot_product_attention). All but the last are CUDA in half precision, for head sizes that are multiples
-of 8 up to WIDEST; `sdpa` is everything else.
+data.py trains with it, and a sampler's prefill (sampler/sampler.py) attends with it.
+
+`select` chooses the backend. In order of preference they are `flash4` (flash-attn-4) where it is at its best,
+on Hopper and later cards, `flash2` (flash-attn), `flash4` elsewhere, `varlen` (torch.nn.attention.varlen),
+`sdpa` (scaled_dot_product_attention). All but the last are CUDA in half precision, for head sizes that are
+multiples of 8 up to WIDEST; `sdpa` is everything else.
 """
 
 import functools

@@ -24,14 +24,14 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from nanotriton import lora
-from nanotriton.checkpoint import local
 from nanotriton.config import ConfigError
 from nanotriton.kernels.adam8 import AdamW8bit
-from nanotriton.model import Transformer
-from nanotriton.model_config import ModelConfig
-from nanotriton.weights import fill, load_config
-from nanotriton.world import World
+from nanotriton.parallel.checkpoint import local
+from nanotriton.parallel.world import World
+from nanotriton.transformer import lora
+from nanotriton.transformer.model import Transformer
+from nanotriton.transformer.model_config import ModelConfig
+from nanotriton.transformer.weights import fill, load_config
 
 T = TypeVar("T")
 
@@ -66,8 +66,8 @@ def load(
 
     optimizer: "adamw" has fp32 masters, "adam8" bf16 parameters (see adamw()). memory_plan() decides how
     memory is saved, from the `tokens` of a microbatch and the bf16 `copies` of the model on each GPU beside
-    this one (the sampler's: 1, the reference's: 1 / ranks). rank: of adapters (lora.py), which are then all
-    that is trained, and begin from `seed`; 0: none.
+    this one (the sampler's: 1, the reference's: 1 / ranks). rank: of adapters (transformer/lora.py), which
+    are then all that is trained, and begin from `seed`; 0: none.
     """
     config = load_config(folder)
     dtype = torch.bfloat16 if optimizer == "adam8" else torch.float32

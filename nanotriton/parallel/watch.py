@@ -31,7 +31,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from nanotriton.world import World
+from nanotriton.parallel.world import World
 
 BEAT = 1.0  # seconds between two signs of life
 SILENT = 300.0  # seconds without one after which a rank is given up

@@ -1,7 +1,7 @@
 """The memory of the sampler: pages of keys and values, which are free, and how a forward fills them.
 
 The scheduler takes pages from a PagePool and gives them back. A Sampler has one KVCache. Its forwards, a
-prefill and a decode step, give the model a CachedAttention (see Attention.forward in model.py).
+prefill and a decode step, give the model a CachedAttention (see Attention.forward in transformer/model.py).
 """
 
 from collections.abc import Callable
@@ -125,8 +125,8 @@ class CachedAttention:
     """What the model attends with in a sampler's forward. It also fills the cache, before it attends.
 
     page and offset [T]: in each layer's cache token t's key and value go to (page[t], offset[t]). attend: as
-    in model.py. In a prefill it is packed attention, which reads the keys of the forward itself. In a decode
-    step it reads the cache.
+    in transformer/model.py. In a prefill it is packed attention, which reads the keys of the forward itself.
+    In a decode step it reads the cache.
     """
 
     kv: KVCache

@@ -5,8 +5,8 @@ from collections import Counter
 
 import torch
 
+from nanotriton.parallel.world import World
 from nanotriton.rollout import Episode
-from nanotriton.world import World
 
 PAGE = "docs/zero-reward.md"
 LENGTH = 120  # characters of a verdict's message on the console

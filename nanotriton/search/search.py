@@ -10,10 +10,10 @@ from nanotriton.executor.executor import Executor
 from nanotriton.log import counted
 from nanotriton.rules.extract import extract_candidate
 from nanotriton.schedule import Stream, seed_of
+from nanotriton.search.writers import Writer, Written
 from nanotriton.tasks.prompt import NO_CODE, Prompt, correction, spoken
 from nanotriton.tasks.task import Task
 from nanotriton.verdict import Verdict
-from nanotriton.writers import Writer, Written
 
 log = logging.getLogger(__name__)
 

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from nanotriton import grpo
-from nanotriton.advice import commonest
 from nanotriton.log import counted, ratio, took
+from nanotriton.parallel.world import World
 from nanotriton.rollout import Episode
-from nanotriton.run import Clock, Run
+from nanotriton.runs.advice import commonest
+from nanotriton.runs.run import Clock, Run
 from nanotriton.verdict import STATUSES
-from nanotriton.world import World
 
 
 @dataclass

@@ -7,8 +7,8 @@
 
 Parameters have Hugging Face's names. Sequences are packed end to end along one axis of T tokens; there is no
 batch axis and no padding. They meet in one place, `attend`, which the caller supplies: packed attention
-(attention.py) to train, a KV cache (kv_cache.py) to sample. Read Transformer.forward first, then Layer,
-Attention and MLP. model_config.py has ModelConfig, the shape of a model.
+(attention.py) to train, a KV cache (sampler/kv_cache.py) to sample. Read Transformer.forward first, then
+Layer, Attention and MLP. model_config.py has ModelConfig, the shape of a model.
 """
 
 import math
@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from nanotriton.kernels.heads import norm_and_rotate
 from nanotriton.kernels.layers import rms_norm, swiglu
-from nanotriton.model_config import ModelConfig, ModelError  # noqa: F401, users have both from here
+from nanotriton.transformer.model_config import ModelConfig, ModelError  # noqa: F401, users have both from here
 
 # attend(layer, q [T, H, D], k [T, Hkv, D], v [T, Hkv, D]) -> [T, H, D]
 # A sampler's (kv_cache.CachedAttention) also has a method `place`, which norms and rotates q and k, and puts
