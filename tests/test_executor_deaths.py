@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from nanotriton.executor import Executor, base
 from nanotriton.executor.common import probe
@@ -356,3 +357,19 @@ def test_a_message_is_read_whole_or_not_sent():
     ours.close()
     assert receive(theirs) == (None, [])
     theirs.close()
+
+
+def test_a_worker_that_finds_no_gpu_memory_says_so_in_one_line():
+    """Its verdict is infra_error, as of any worker that ends; what is tested is what a user reads."""
+    for error in (
+        torch.OutOfMemoryError("CUDA out of memory. Tried ..."),
+        RuntimeError("CUDA error: out of memory\nSearch"),
+    ):
+        said = base.why(error)
+        assert (
+            said.startswith("executor: a worker ends: the GPU has no memory left") and said.count("\n") == 1
+        )
+    try:
+        raise KeyError("ours")
+    except KeyError as error:
+        assert base.why(error).startswith("Traceback (most recent call last)")

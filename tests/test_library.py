@@ -165,6 +165,11 @@ def test_a_batch_of_trl_is_judged_on_one_draw(monkeypatch):
         assert reward(completions=[RIGHT, RIGHT], task=[str(TASK)] * 2) == [1.0, 1.0]
     assert draws[0] == draws[1] != draws[2] == draws[3] and None not in draws
 
+    emptied = []
+    monkeypatch.setattr("torch.cuda.empty_cache", lambda: emptied.append(len(draws)))
+    adapters.trl_reward(device="cuda:0")(completions=[RIGHT], task=[str(TASK)])
+    assert emptied == [4]  # before anything is submitted
+
 
 def test_the_score_of_verl(tmp_path):
     options = dict(workers=1, seed=0)

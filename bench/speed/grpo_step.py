@@ -212,7 +212,9 @@ def judged(judge: StandInExecutor, tasks: dict[str, Task]) -> Callable[..., list
     batches = itertools.count()
 
     def verdicts(completions: list, task: list[str], **columns: Any) -> list[float | None]:
-        draw = f"batch {next(batches)}"  # as nanotriton.reward.adapters does it
+        # as nanotriton.reward.adapters does it
+        torch.cuda.empty_cache()
+        draw = f"batch {next(batches)}"
         futures = [judge.submit(tasks[name], "", draw) for name in task]
         return [reward(future.result()) for future in futures]
 

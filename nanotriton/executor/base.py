@@ -104,7 +104,17 @@ def _fork_worker(control: socket.socket, main: Callable, request: dict, fds: lis
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         sandbox.die_with_parent(base)
         main(socket.socket(fileno=fds[0]), fds[1], request)
-    except BaseException:
-        traceback.print_exc()
+    except BaseException as error:
+        print(why(error), end="", file=sys.stderr, flush=True)
     finally:  # never back into the base's own code
         os._exit(0)
+
+
+def why(error: BaseException) -> str:
+    """Why a worker ends, for stderr: a traceback, or one line where it says no more than that line."""
+    if isinstance(error, RuntimeError) and "out of memory" in str(error):
+        return (
+            "executor: a worker ends: the GPU has no memory left for it. If a trainer's torch keeps what it "
+            "does not use, torch.cuda.empty_cache() gives it back\n"
+        )
+    return "".join(traceback.format_exception(error))

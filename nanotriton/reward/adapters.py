@@ -31,13 +31,17 @@ def trl_reward(reward: str = "", **options: Any) -> Callable[..., list[float | N
 
     A sample that says nothing of the model, because the executor or the task failed, has no reward: TRL
     leaves it out of its group's mean and gives it no advantage. The answers to one task in one batch are
-    judged on the same inputs.
+    judged on the same inputs. Judged on a GPU, they get the memory that the trainer's torch keeps unused.
     """
     worth = reward_file(reward)
     batches = itertools.count()
 
     def triton_reward(completions: Sequence, task: Sequence[str], **columns: Any) -> list[float | None]:
         texts = [c if isinstance(c, str) else c[-1]["content"] for c in completions]
+        if options.get("device", "").startswith("cuda"):
+            import torch  # here, as verl's score has no need of it
+
+            torch.cuda.empty_cache()  # else a card that the trainer has filled has no room for the executor
         draw = f"batch {next(batches)}"
         futures = [submit(source, text, options, draw) for source, text in zip(task, texts, strict=True)]
         verdicts = [future.result() for future in futures]
