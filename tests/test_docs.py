@@ -3,6 +3,7 @@
 import ast
 import re
 import sys
+import tokenize
 from functools import cache
 from pathlib import Path
 
@@ -105,6 +106,32 @@ def test_files_named_in_docstrings_and_comments_exist():
         named = re.findall(r"(?<![\w*])(\w+\.py)\b", file.read_text())
         missing |= {f"{file.name}: {name}" for name in named if name not in known and not name[:-3].isupper()}
     assert missing == set()
+
+
+def words(file: Path) -> list[str]:
+    """A file's docstrings and comments."""
+    found = []
+    with tokenize.open(file) as lines:
+        for token in tokenize.generate_tokens(lines.readline):
+            is_text = token.type == tokenize.STRING and token.string.startswith('"""')
+            if is_text or token.type == tokenize.COMMENT:
+                found.append(token.string)
+    return found
+
+
+def test_a_file_in_another_folder_is_named_with_its_folder():
+    """A name leads from the file that says it, or from a folder around that. So it is found, and is the right
+    one where two files share a name."""
+    examples = {"train.py", "file.py", "_kernel.py", "my_reward.py", "kernel.py", "task.py"}
+    examples |= {"candidate.py", "numbers.py"}
+    lost = set()
+    for file in (ROOT / "nanotriton").rglob("*.py"):
+        around = [folder for folder in file.parents if folder.is_relative_to(ROOT)]
+        for name in re.findall(r"(?<![\w*/.-])((?:\w+/)*\w+\.py)\b", "\n".join(words(file))):
+            known = name in examples or name[:-3].isupper()
+            if not known and not any((folder / name).is_file() for folder in around):
+                lost.add(f"{file.relative_to(ROOT)}: {name}")
+    assert lost == set()
 
 
 # ---- commands

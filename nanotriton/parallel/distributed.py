@@ -213,7 +213,8 @@ def layer_parameters(config: ModelConfig) -> int:
 def activation_bytes(config: ModelConfig, tokens: int) -> int:
     """Bytes of bf16 activations that one layer saves for the backward of `tokens` tokens.
 
-    What the functions in kernels/layers.py and heads.py save says which. The first is the layer's input.
+    What the functions in kernels/layers.py and kernels/heads.py save says which. The first is the layer's
+    input.
     """
     heads = config.head_dim * (config.num_attention_heads + config.num_key_value_heads)
     return 2 * (5 * config.hidden_size + 3 * heads + 3 * config.intermediate_size) * tokens

@@ -1,6 +1,6 @@
 """The rules on a plan: which of a candidate's recorded calls compute, and which move its data for it.
 
-facts.py says which calls touch data.
+plan/facts.py says which calls touch data.
 """
 
 import math

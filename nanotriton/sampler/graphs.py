@@ -35,7 +35,7 @@ class Inputs:
     page_index: torch.Tensor | None = None
     page: torch.Tensor | None = None
     offset: torch.Tensor | None = None
-    # see kernels/decode.py:DecodeBatch
+    # see kernels/decode_twin.py:DecodeBatch
     tile_group: torch.Tensor | None = None
     tile_len: torch.Tensor | None = None
     tile_rows: torch.Tensor | None = None

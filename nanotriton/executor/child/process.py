@@ -38,7 +38,7 @@ NO_ROOM = "no_room"  # status of a child that finds no memory on the GPU for a c
 def process_child(report: Report, fds: list[int], folder: str, args: dict) -> None:
     """Process mode: run the candidate for real, on every trial.
 
-    fds[0] holds the bytes of all trials, described as in wire.py.
+    fds[0] holds the bytes of all trials, described as in plan/wire.py.
 
     args:
         trials: descriptions of the arguments of forward (`inputs`), of those of the constructor (`init`) and

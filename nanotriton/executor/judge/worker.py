@@ -3,9 +3,9 @@
 It is trusted, and never runs a candidate's Python.
 
 Its loop waits for two things: jobs from the executor, and children that ended. A job is a generator
-(candidate.py) that is resumed when its child is done. Between two children it computes: it draws inputs,
-replays and compares, each stage under a limit of its own. An alarm raises in the worker when a limit has
-passed. Behind it stands the executor's supervisor. It sees in shared memory when a stage is due (the beacon),
+(candidate/candidate.py) that is resumed when its child is done. Between two children it computes: it draws
+inputs, replays and compares, each stage under a limit of its own. An alarm raises in the worker when a limit
+has passed. Behind it stands the executor's supervisor. It sees in shared memory when a stage is due (the beacon),
 and kills a worker that missed its alarm.
 """
 
@@ -48,7 +48,8 @@ ENDS_CONTEXT = (
 # characters of a verdict's message: a longer one would not fit into what a socket carries at once
 MESSAGE = 2000
 KEPT = 4  # tasks, the last asked for, that keep their modules and draws
-# and those that keep what candidates share (kept.py): a worker has the groups of several tasks in turns
+# and those that keep what candidates share (reference/kept.py): a worker has the groups of several tasks in
+# turns
 KEPT_DRAWS = 16
 # A status that tells the stage of its verdict. Any other has the stage that was computed last.
 STAGES = {"syntax_error": "rules", "import_error": "import", "compile_error": "compile"}

@@ -176,7 +176,7 @@ def fitting(trial: Trial, reference: Reference, first: Runner) -> Trial:
 def judge_further_calls(
     job: Job, worker, reference: Reference, trial: Trial, first: Runner, ways: dict[int, Way]
 ) -> Generator[Spawn, Ended, None]:
-    """Judge the first recording's further calls (calls.py), with training in between where that is fair.
+    """Judge the first recording's further calls (trials/calls.py), trained in between where that is fair.
 
     trial: the first. ways: how the trials were judged.
     """

@@ -308,7 +308,7 @@ def allowed(o: torch.Tensor, w: torch.Tensor, dtype: torch.dtype, alone: bool, s
     A value that is far below the RMS may be one of another kind, or what is left of numbers that cancel. So
     it gets up to TINY times itself (but never COARSE of itself, nor less than the rounding of its
     neighbours), and what the reference's own dtype earns right there. What usually stands there, and the
-    reference's sensitivity, may allow more (fairness.py).
+    reference's sensitivity, may allow more (trials/fairness.py).
     """
     size = sizes(w, scale.usual)
     own_scale = torch.minimum(size * min(TINY, COARSE / scale.floor), scale.rms)

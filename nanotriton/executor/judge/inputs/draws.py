@@ -4,7 +4,7 @@ Stress happens inside the draw. What a random operator of torch gives is distort
 goes on with it, so what the task builds from it (triangles, symmetric matrices, masks, sorted lists) keeps
 its structure. What is drawn in another way (by NumPy, or as integers that become floats) is distorted once it
 is returned: `distorted_late`. Which draws those are, and what no draw varies (moves.py), is found out for
-each task (examination.py). A seed that the task sets becomes one of ours.
+each task (reference/examination.py). A seed that the task sets becomes one of ours.
 """
 
 import copy

@@ -20,7 +20,7 @@ TRIALS = (
     ("wild", "infinite", "beyond"),
     ("holes",),  # beside infinities, which a task may turn into its largest number, NaN would not be seen
 )
-BEFORE = ("sunk", "plain")  # the same for the first of several calls (calls.py)
+BEFORE = ("sunk", "plain")  # the same for the first of several calls (trials/calls.py)
 MOVED = "moved "  # begins the kind of a draw whose constant arguments are moved too (moves.py)
 
 # Others let NaN through, or meet it as it comes.

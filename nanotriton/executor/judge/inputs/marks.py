@@ -3,7 +3,7 @@
 A task names them and often draws none, so a candidate that takes them for usual ids was right on all. Here
 they are found: what the task's constructor is given, and what its text compares with or passes by such a
 name. A default that no text names (-100 of `cross_entropy`) is none. Whether the reference takes one is found
-out by trying (constants.py).
+out by trying (reference/constants.py).
 """
 
 import ast

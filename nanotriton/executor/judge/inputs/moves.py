@@ -4,10 +4,10 @@ They are masks, positions, lengths, tables, and Python's numbers.
 
 A candidate that ignores such an argument, and builds the mask that it knows, is right on all that the task
 draws. So they are moved, in ways that keep what a kernel may rely on: distinct indices stay distinct, offsets
-stay in order, lengths do not grow. Which way a reference survives is found out by trying (constants.py).
+stay in order, lengths do not grow. Which way a reference survives is found out by trying.
 
 A way is a row of WAYS: a function that changes a tensor in place. `ways` says which of them fit, the best
-first. `Moves` are those of one task, and constants.py finds them.
+first. `Moves` are those of one task, and reference/constants.py finds them.
 """
 
 import copy

@@ -1,6 +1,6 @@
 """Find what never differs between a task's draws, and a way to move each of it that its reference survives.
 
-That is what is the same in all draws, and what has the same structure in all (structure.py).
+That is what is the same in all draws, and what has the same structure in all (inputs/structure.py).
 """
 
 import inspect

@@ -1,9 +1,10 @@
 """Is a candidate right? The same judge for every device and mode: it sees tensors, and a function that runs
 the candidate.
 
-The reference (reference.py) runs after the candidate, on private copies of the same inputs, once in the
-task's dtype and once in float64 (checks.py says what the tolerance is). A candidate is judged on several
-trials with secret seeds: one as the task draws, the others under stress (draws.py) and with other weights.
+The reference (reference/reference.py) runs after the candidate, on private copies of the same inputs, once
+in the task's dtype and once in float64. comparison/checks.py says what the tolerance is. A candidate is
+judged on several trials with secret seeds: one as the task draws, the others under stress (inputs/draws.py)
+and with other weights.
 """
 
 from collections.abc import Callable
