@@ -130,7 +130,8 @@ IMPORTED_BY = {
 }
 # The folders of the package whose page lists their files.
 LISTED = ["transformer", "sampler", "kernels", "parallel", "runs", "search", "tasks", "collect", "reward"]
-LISTED += ["endpoint", "browse"]
+LISTED += ["endpoint", "browse", "collect/compile", "collect/compose", "collect/compose/emit"]
+LISTED += ["collect/grammar"]
 
 
 @functools.cache
