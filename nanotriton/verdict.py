@@ -22,7 +22,7 @@ class Verdict:
     """
 
     status: str
-    stage: str = ""  # where it ended: rules, import, record, compile, run, judge, time
+    stage: str = ""  # where it ended: rules, record, run, judge and so on (docs/glossary.md, "stage")
     message: str = ""  # short, fit to show to a model or a person
     mode: str = ""  # replay or process
     device: str = ""  # cpu or cuda

@@ -55,9 +55,9 @@ class RewardConfig:
 def reward(verdict: Verdict, config: RewardConfig = RewardConfig()) -> float | None:
     """The reward of one sample, or None for a sample that leaves the batch.
 
-    A sample leaves it where the verdict says nothing of the candidate: our own failure, a feature that the
-    executor lacks, or a weak task. The length of a completion is no matter here: train_grpo.py has
-    --truncated for it.
+    A sample leaves it where the verdict says nothing of the candidate: the executor failed, or the task did
+    (`Verdict.scored`). Code of its own that the executor cannot judge is worth 0. The length of a
+    completion is no matter here: train_grpo.py has --truncated for it.
     """
     if not verdict.scored:
         return None
