@@ -5,8 +5,8 @@ It is trusted, and never runs a candidate's Python.
 Its loop waits for two things: jobs from the executor, and children that ended. A job is a generator
 (candidate/candidate.py) that is resumed when its child is done. Between two children it computes: it draws
 inputs, replays and compares, each stage under a limit of its own. An alarm raises in the worker when a limit
-has passed. Behind it stands the executor's supervisor. It sees in shared memory when a stage is due (the beacon),
-and kills a worker that missed its alarm.
+has passed. Behind it stands the executor's supervisor. It sees in shared memory when a stage is due (the
+beacon), and kills a worker that missed its alarm.
 """
 
 import contextlib
