@@ -155,6 +155,13 @@ def test_runs_of_one_name_are_named_by_the_folders_above(tmp_path):
     assert [run.name for run in runs.find_runs([*folders, folders[0]])] == ["one/laptop", "two/laptop"]
 
 
+def test_a_run_that_is_called_sft_is_one_of_its_folder_and_not_the_whole_of_it(tmp_path):
+    write_run(tmp_path / "laptop" / "sft", metrics(1))  # GRPO that is still in its own SFT
+    assert [run.name for run in runs.find_runs([tmp_path / "laptop"])] == ["laptop"]
+    write_run(tmp_path / "sft", metrics(1))  # train_sft.py's default name
+    assert [run.name for run in runs.find_runs([tmp_path])] == ["laptop", "sft"]
+
+
 @pytest.mark.parametrize(
     "names, common",
     [

@@ -54,7 +54,14 @@ def find_runs(paths: Sequence[Path]) -> list[RunFolder]:
 
 
 def is_run(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in ("metrics.jsonl", "samples.jsonl", "sft/metrics.jsonl"))
+    """Whether a run lies in the folder itself: GRPO, SFT, or GRPO that has not got beyond its own SFT.
+
+    `sft` is also what train_sft.py calls a run by default, which lies beside others in a folder of runs.
+    """
+    if any((folder / name).is_file() for name in ("metrics.jsonl", "samples.jsonl")):
+        return True
+    others = (inside for inside in folder.glob("*/") if inside.name != "sft")
+    return (folder / "sft" / "metrics.jsonl").is_file() and not any(map(is_run, others))
 
 
 def names(folders: Sequence[Path]) -> list[str]:
