@@ -221,6 +221,29 @@ def test_an_online_softmax_in_bf16_is_honest():
     assert verdicts(Reference(attention), lambda m, q, k, v: online_softmax(q, k, v)) == {"correct"}
 
 
+def test_a_query_that_is_scaled_in_its_own_dtype_is_honest():
+    """Where scores are large a rounding of the query moves the answer by many roundings of its own.
+
+    One to bf16, which is eight times as coarse, is too much.
+    """
+    draw = "torch.randn(3, 80, 64).half()"
+    attention = task(
+        "return F.scaled_dot_product_attention(x, k, v)", f"{draw}, {draw}, {draw}", more=", k, v"
+    )
+
+    def scaled(dtype):
+        def candidate(model, q, k, v):
+            scores = (q.float() * 0.125).mul(1.4427).to(dtype).float() @ k.float().mT
+            p = torch.exp2(scores - scores.amax(-1, keepdim=True))
+            return (p.half().float() @ v.float() / p.sum(-1, keepdim=True)).half()
+
+        return candidate
+
+    reference = Reference(attention)
+    assert verdicts(reference, scaled(torch.float16)) == {"correct"}
+    assert verdicts(reference, scaled(torch.bfloat16)) == {"wrong_value"}
+
+
 GATED = task(
     "return x + 0.002 * torch.tanh(self.fc(y))",
     "torch.randn(64, 96).half(), torch.randn(64, 96).half()",

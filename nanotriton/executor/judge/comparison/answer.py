@@ -37,6 +37,8 @@ class Answer:
     scales: dict[str, Scale] = field(default_factory=dict, repr=False)
     # by the name of an output of few values, if other draws were asked
     usual: dict[str, Usual] = field(default_factory=dict, repr=False)
+    # by the name of an output, if it was asked: Moments.ee where each input is off by one rounding
+    rounding: dict[str, float] = field(default_factory=dict, repr=False)
 
 
 @dataclass

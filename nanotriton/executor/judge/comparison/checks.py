@@ -29,6 +29,7 @@ from nanotriton.verdict import Fault, HoleFault, ValueFault
 
 SIGMAS = 6.0  # standard errors that chance may move a mean by
 SPREAD = 2.0  # times the RMS error of the reference: four roundings of the whole answer instead of one
+MORE_SPREAD = 2.0  # times SPREAD, at most, where a rounding of the inputs makes so much
 ROUNDING = 0.38  # RMS error of one rounding to nearest, in units of UNIT times the RMS of what is rounded
 DIGITS, FEW = 1e-3, 8  # of `near_zero`: a share of a value, and how many values may be further off
 
@@ -146,12 +147,16 @@ def spread(output: Output) -> None:
     """The RMS error is not much larger than the reference's own. It is where a term is left out.
 
     Allowed are SPREAD times the reference's, or those of a single rounding to the dtype if that is more (of
-    numbers that are not normal: a step), and chance: a few large values may make up all of the answer.
+    numbers that are not normal: a step), and chance: a few large values may make up all of the answer. It may
+    be a rounding of the answer or of the inputs: scores of attention are large where q and k are, and then a
+    rounding of q moves the answer by many of its own.
     """
     if not output.scale.coarse:
         return
     e, unit = output.errors, UNIT[output.own.dtype]
     usual = max(e.own.ee, (ROUNDING * unit) ** 2 * e.qq + e.step**2)
+    of_inputs = output.answer.rounding.get(output.name, 0.0)
+    usual = max(usual, min(of_inputs, MORE_SPREAD**2 * usual))
     chance = 8 * math.sqrt(e.qqqq) / e.qq if e.qq > 0 else 8.0
     ratio = math.sqrt(e.mine.ee / usual) if usual > 0 else 0.0
     if ratio > SPREAD + chance:

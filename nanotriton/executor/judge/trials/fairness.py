@@ -23,7 +23,7 @@ from nanotriton.executor.judge.comparison.checks import BY_VALUE, STATISTICS, co
 from nanotriton.executor.judge.comparison.compare import compare
 from nanotriton.executor.judge.comparison.nudging import Nudge
 from nanotriton.executor.judge.comparison.ties import Choices, Ordered, settled
-from nanotriton.executor.judge.comparison.values import SMALL, Usual
+from nanotriton.executor.judge.comparison.values import FLOOR, SMALL, UNIT, Usual
 from nanotriton.executor.judge.inputs.kinds import Trial
 from nanotriton.executor.judge.reference.reference import Reference
 from nanotriton.plan.trees import leaves, mapped, tensors
@@ -42,6 +42,7 @@ class Sensitivity:
     """
 
     most: list[torch.Tensor]
+    rounded: list[torch.Tensor]  # it, where each input is off by one rounding to the output's dtype
     low: list[torch.Tensor]
     high: list[torch.Tensor]
     choices: Choices | None
@@ -78,12 +79,33 @@ def compare_fairly(got, answer: Answer, question: Question | None) -> float:
         if question is None:
             raise
         with contextlib.suppress(Fault, RuntimeError, MemoryError):  # then it stays wrong
-            compare(got, answer, checks=STATISTICS)
+            if not is_right(got, answer, STATISTICS):
+                compare(got, with_rounding(answer, question.sensitivity(answer)), checks=STATISTICS)
             answer = with_usual(got, answer, question.other)
             if (found := question.sensitivity(answer)) is not None:
                 got = forgiven(got, answer, found)
             return compare(got, answer, checks=BY_VALUE)
         raise fault from None
+
+
+def is_right(got, answer: Answer, checks: tuple[Callable, ...]) -> bool:
+    try:
+        compare(got, answer, checks=checks)
+    except ValueFault:
+        return False
+    return True
+
+
+def with_rounding(answer: Answer, found: Sensitivity | None) -> Answer:
+    """The answer, and what errors each of its outputs has where each input is off by one rounding."""
+    if found is None:
+        return answer
+    own, errors = dict(leaves(answer.own)), {}
+    twins = [(where, t) for where, t in leaves(answer.exact) if isinstance(t, torch.Tensor)]
+    for (where, exact), moved in zip(twins, found.rounded, strict=True):
+        output = Output(f"output{where}", moved, own[where], exact, answer, hurry=False)
+        errors[output.name] = output.errors.mine.ee
+    return replace(answer, rounding=errors)
 
 
 def sensitivity(reference: Reference, trial: Trial, answer: Answer) -> Sensitivity | None:
@@ -152,7 +174,7 @@ def spread_of(
     if answer.exact is None or not reference.stress:
         return None
     exact = tensors(answer.exact)
-    found = Sensitivity([torch.zeros_like(t, dtype=torch.float64) for t in exact], [], [], choices)
+    found = Sensitivity([torch.zeros_like(t, dtype=torch.float64) for t in exact], [], [], [], choices)
     found.low = [
         torch.minimum(numbers(o), numbers(x)) for o, x in zip(tensors(answer.own), exact, strict=True)
     ]
@@ -167,6 +189,9 @@ def spread_of(
             found.most[i] = torch.maximum(found.most[i], step)
             found.low[i] = torch.minimum(found.low[i], numbers(t))
             found.high[i] = torch.maximum(found.high[i], numbers(t))
+    # The last nudge moved each input by a part of FLOOR. One rounding moves it by as large a part of UNIT.
+    for x, t, own in zip(exact, tensors(tree), tensors(answer.own), strict=True):
+        found.rounded.append(x + (t - x) * (UNIT[own.dtype] / FLOOR[own.dtype]) if own.dtype in UNIT else x)
     return found
 
 
@@ -240,7 +265,7 @@ def with_usual(got, answer: Answer, other: Callable[[int], Answer | None]) -> An
     outputs = few_values(got, answer)
     seen: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {output.name: [] for output in outputs}
     for number in range(DRAWS):
-        outputs = [output for output in outputs if not is_right(replace(output, answer=answer))]
+        outputs = [output for output in outputs if not value_is_right(replace(output, answer=answer))]
         enough, far = HOPELESS
         if not outputs or (number >= enough and max(o.errors.worst for o in outputs) > far):
             break
@@ -272,7 +297,7 @@ def few_values(got, answer: Answer) -> list[Output]:
     return found
 
 
-def is_right(output: Output) -> bool:
+def value_is_right(output: Output) -> bool:
     try:
         compare_tensor(output, BY_VALUE)
     except ValueFault:
