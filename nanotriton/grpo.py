@@ -48,6 +48,7 @@ class Loss:
     old: Literal["sampler", "trainer"] = "sampler"
 
 
+# The surrogate of a loss is policy_loss's; one that has no branch there has PPO's clip.
 LOSSES = {
     "grpo": Loss((0.2, 0.2), "sequences", True),  # DeepSeekMath, arXiv 2402.03300
     "dapo": Loss((0.2, 0.28), "tokens", False),  # clip-higher: DAPO, arXiv 2503.14476
