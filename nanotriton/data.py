@@ -36,12 +36,13 @@ class Batch:
 
 
 def to_device(x: torch.Tensor, device: torch.device | str) -> torch.Tensor:
-    """A CPU tensor on a device, without waiting for it.
+    """A tensor on a device, without waiting for it.
 
     From memory that is not pinned, a copy waits until the GPU has done all that was asked of it before.
     """
-    pinned = x.pin_memory() if torch.device(device).type == "cuda" else x
-    return pinned.to(device, non_blocking=True)
+    if torch.device(device).type == "cuda" and not x.is_cuda:
+        x = x.pin_memory()
+    return x.to(device, non_blocking=True)
 
 
 def pack(sequences: Sequence[tuple[list[int], list[int]]]) -> Batch:
