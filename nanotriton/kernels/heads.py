@@ -72,13 +72,13 @@ def heads_forward(
         _forward_kernel[(len(q),)](
             q,
             k,
-            *_or_any(q, q_weight, k_weight, cos, sin),
+            *or_any(q, q_weight, k_weight, cos, sin),
             q_out,
             k_out,
             q.stride(0),
             k.stride(0),
             eps,
-            **_shapes(q, k, q_weight, cos),
+            **constants(q, k, q_weight, cos),
         )
     return q_out, k_out
 
@@ -219,7 +219,7 @@ def heads_backward(
             dk,
             q,
             k,
-            *_or_any(dq, q_weight, k_weight, cos, sin),
+            *or_any(dq, q_weight, k_weight, cos, sin),
             q_grad,
             k_grad,
             parts,
@@ -227,7 +227,7 @@ def heads_backward(
             k.stride(0),
             eps,
             len(dq),
-            **_shapes(dq, dk, q_weight, cos),
+            **constants(dq, dk, q_weight, cos),
         )
     if q_weight is None:
         return q_grad, k_grad, None, None
@@ -350,16 +350,16 @@ def _backward_kernel(
         tl.store(to + HALF, tl.sum(k_sum_b, 0), lane < HALF)
 
 
-# ---- both
+# ---- both, and place.py
 
 
-def _or_any(stand_in: Tensor, *tensors: Tensor | None) -> list[Tensor]:
+def or_any(stand_in: Tensor, *tensors: Tensor | None) -> list[Tensor]:
     """What a kernel does not read may be any tensor."""
     return [stand_in if x is None else x.contiguous() for x in tensors]
 
 
-def _shapes(q: Tensor, k: Tensor, weight: Tensor | None, cos: Tensor | None) -> dict[str, int | bool]:
-    """The constants of both kernels, and their warps."""
+def constants(q: Tensor, k: Tensor, weight: Tensor | None, cos: Tensor | None) -> dict[str, int | bool]:
+    """The constants of kernels whose programs have all heads of a token, and their warps."""
     (_, heads, dim), kv_heads = q.shape, k.shape[1]
     heads_padded, lanes = triton.next_power_of_2(heads), triton.next_power_of_2(dim // 2)
     return dict(

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nanotriton.kernels.heads import norm_and_rotate, normed_and_rotated
+from nanotriton.kernels.heads import constants, norm_and_rotate, normed_and_rotated, or_any
 from nanotriton.kernels.launch import early, wait_for_previous
 from nanotriton.kernels.layers import tokens_are_whole
 
@@ -49,19 +49,13 @@ def place_torch(q, k, v, norms, rotation, k_cache, v_cache, page, offset) -> tup
 def place_cuda(q, k, v, norms, rotation, k_cache, v_cache, page, offset) -> tuple[Tensor, Tensor]:
     """place by the kernel."""
     q, k, v = (x if tokens_are_whole(x) else x.contiguous() for x in (q, k, v))
-    (tokens, heads, dim), kv_heads = q.shape, k.shape[1]
-    # Where a model has no norms, or a layer no rotation, the kernel doesn't read these: any tensor will do.
-    q_weight, k_weight, eps = norms or (q, q, 0.0)
-    cos, sin = (x.contiguous() for x in rotation) if rotation else (q, q)
-    heads_padded, lanes = triton.next_power_of_2(heads), triton.next_power_of_2(dim // 2)
-    _place_kernel[(tokens,)](
+    q_weight, k_weight, eps = norms or (None, None, 0.0)
+    cos, sin = rotation or (None, None)
+    _place_kernel[(len(q),)](
         q,
         k,
         v,
-        q_weight,
-        k_weight,
-        cos,
-        sin,
+        *or_any(q, q_weight, k_weight, cos, sin),
         k_cache,
         v_cache,
         page,
@@ -70,16 +64,8 @@ def place_cuda(q, k, v, norms, rotation, k_cache, v_cache, page, offset) -> tupl
         k.stride(0),
         v.stride(0),
         eps,
-        HEADS=heads,
-        KV_HEADS=kv_heads,
-        HEADS_PADDED=heads_padded,
-        KV_HEADS_PADDED=triton.next_power_of_2(kv_heads),
-        HALF=dim // 2,
-        LANES=lanes,
+        **constants(q, k, q_weight, cos),
         PAGE=k_cache.shape[2],
-        NORM=norms is not None,
-        ROTATE=rotation is not None,
-        num_warps=8 if heads_padded * lanes >= 1024 else 4,
         **early(q),
     )
     return q, k
