@@ -42,7 +42,7 @@ class Sensitivity:
     """
 
     most: list[torch.Tensor]
-    rounded: list[torch.Tensor]  # it, where each input is off by one rounding to the output's dtype
+    rounded: list[torch.Tensor]  # that value where each input is off by one rounding to the output's dtype
     low: list[torch.Tensor]
     high: list[torch.Tensor]
     choices: Choices | None
@@ -79,21 +79,15 @@ def compare_fairly(got, answer: Answer, question: Question | None) -> float:
         if question is None:
             raise
         with contextlib.suppress(Fault, RuntimeError, MemoryError):  # then it stays wrong
-            if not is_right(got, answer, STATISTICS):
+            try:
+                compare(got, answer, checks=STATISTICS)
+            except ValueFault:
                 compare(got, with_rounding(answer, question.sensitivity(answer)), checks=STATISTICS)
             answer = with_usual(got, answer, question.other)
             if (found := question.sensitivity(answer)) is not None:
                 got = forgiven(got, answer, found)
             return compare(got, answer, checks=BY_VALUE)
         raise fault from None
-
-
-def is_right(got, answer: Answer, checks: tuple[Callable, ...]) -> bool:
-    try:
-        compare(got, answer, checks=checks)
-    except ValueFault:
-        return False
-    return True
 
 
 def with_rounding(answer: Answer, found: Sensitivity | None) -> Answer:
@@ -265,7 +259,7 @@ def with_usual(got, answer: Answer, other: Callable[[int], Answer | None]) -> An
     outputs = few_values(got, answer)
     seen: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {output.name: [] for output in outputs}
     for number in range(DRAWS):
-        outputs = [output for output in outputs if not value_is_right(replace(output, answer=answer))]
+        outputs = [output for output in outputs if not is_right(replace(output, answer=answer))]
         enough, far = HOPELESS
         if not outputs or (number >= enough and max(o.errors.worst for o in outputs) > far):
             break
@@ -297,7 +291,7 @@ def few_values(got, answer: Answer) -> list[Output]:
     return found
 
 
-def value_is_right(output: Output) -> bool:
+def is_right(output: Output) -> bool:
     try:
         compare_tensor(output, BY_VALUE)
     except ValueFault:
