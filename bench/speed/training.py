@@ -138,7 +138,7 @@ def make_model(cfg: Config, world: World, optimizer: str, tokens: int, copies: i
     auto = distributed.memory_plan(shape, world, optimizer, tokens, copies)
     given = (cfg.reshard, cfg.recompute, cfg.defer, cfg.keep_logits)
     yes = (True, shape.num_hidden_layers, True, True)
-    ways = [{"auto": a, "yes": y, "no": 0}[g] for a, y, g in zip(auto, yes, given, strict=True)]
+    ways = [{"auto": a, "yes": y, "no": type(y)()}[g] for a, y, g in zip(auto, yes, given, strict=True)]
     dtype = torch.bfloat16 if optimizer == "adam8" else torch.float32
     return randomize(distributed.empty(shape, world, dtype, *ways))
 
@@ -211,7 +211,7 @@ def sft(cfg: Config, world: World, model: Transformer, optimizer, micro_tokens: 
         "recompute": model.checkpoint_layers,
         "reshard": getattr(model, "reshard_every_pass", None),
         "defer": getattr(model, "defer_root", None),
-        "keep_logits": bool(model.keep_logits),
+        "keep_logits": model.keep_logits,
         "seconds_a_step": seconds,
         "tokens_s_per_gpu": speed,
         "mfu": speed * flops_per_token(shape, length) / peak if peak else None,
@@ -313,7 +313,7 @@ def grpo_steps(cfg: Config, parts: train_grpo.Trainer) -> dict[str, Any]:
         "recompute": parts.model.checkpoint_layers,
         "reshard": getattr(parts.model, "reshard_every_pass", None),
         "defer": getattr(parts.model, "defer_root", None),
-        "keep_logits": bool(parts.model.keep_logits),
+        "keep_logits": parts.model.keep_logits,
         **{f"{name}_s": s for name, s in seconds.items()},
         "step_s": total,
         "reward_share": seconds["reward"] / total,
