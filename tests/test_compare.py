@@ -563,7 +563,8 @@ def test_what_is_read_and_where_the_answer_lies():
             "of input 0",
         ),
     }
-    with Executor(policy="strict", workers=1) as executor:
+    # Of a hundred secrets about one pays the candidate that leaves one number out (1 of 120 and 2 of 120).
+    with Executor(policy="strict", workers=1, seed=0) as executor:
         asked = {
             name: executor.submit(question, source) for name, (question, source, _, _) in candidates.items()
         }
